@@ -1,0 +1,1 @@
+"""The checkpoint store: atomic, fingerprinted, never unpickled."""

@@ -1,0 +1,1 @@
+"""Strict schemas, one file per section of params.yaml; free of torch."""

@@ -1,0 +1,45 @@
+"""Section `data`: where the raw data comes from."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stages.config.base import Count, Kwargs, Section
+
+BUILT_IN_SOURCES = ("digits", "fashion_mnist", "image_folder", "npz")
+IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+
+
+class Data(Section):
+    """The source of the raw data."""
+
+    source: str = "digits"
+    """`digits`, `fashion_mnist`, `image_folder`, `npz`, or `package.module:factory` for a Dataset of your own."""
+
+    path: Annotated[str, Field(min_length=1)] = "stages/data/digits.npz"
+    """File or folder of the raw data; a change of its content makes `prepare_data` stale. Relative to the
+    repository, or absolute."""
+
+    kwargs: Kwargs = {}
+    """Keyword arguments for a factory of your own; the built-in sources take none."""
+
+    resize: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    """[height, width] in pixels to which `image_folder` resizes (bilinear); needed when the images differ in size."""
+
+    grayscale: bool = False
+    """`image_folder` only: one channel instead of three."""
+
+    on_bad_sample: Literal["fail", "drop"] = "fail"
+    """`fail`: list the bad samples and stop (exit 65). `drop`: leave them out and count them."""
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> Self:
+        own = bool(IMPORT_PATH.match(self.source))
+        if not own and self.source not in BUILT_IN_SOURCES:
+            raise ValueError(f"source must be one of {', '.join(BUILT_IN_SOURCES)}, or package.module:factory")
+        if self.kwargs and not own:
+            raise ValueError(f"kwargs go to a factory (package.module:factory); source {self.source!r} takes none")
+        if self.source != "image_folder" and (self.resize is not None or self.grayscale):
+            raise ValueError(f"resize and grayscale belong to source 'image_folder', not to {self.source!r}")
+        return self

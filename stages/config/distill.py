@@ -1,0 +1,31 @@
+"""Section `distill`: a smaller student learns from the teacher."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stages.config.base import Positive, Section
+from stages.config.fit import Fit
+from stages.config.model import Model
+
+
+class Distill(Section):
+    """Knowledge distillation (Hinton et al. 2015)."""
+
+    enabled: bool = True
+    """false hands the teacher on untouched."""
+
+    student: Model = Model(kwargs={"depth": 8, "width": 32})
+    """The student's network."""
+
+    temperature: Positive = 4.0
+    """Softens both distributions; the soft loss is scaled by its square."""
+
+    alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
+    """Weight of the soft loss; 1 - alpha is the weight of the labels."""
+
+    max_drop: Annotated[float, Field(ge=0.0, le=1.0)] = 0.02
+    """Gate: how far the student's validation accuracy may lie below the teacher's (0.02 = 2 points)."""
+
+    fit: Fit = Fit()
+    """The student's training."""

@@ -1,0 +1,20 @@
+"""Section `find_batch_size`: how the effective batch is split on this machine."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stages.config.base import Count, Positive, Section
+
+
+class FindBatchSize(Section):
+    """Finds micro-batch x accumulation for the effective batch of `train.batch_size` within a memory budget."""
+
+    memory_budget_mib: Positive | None = None
+    """Peak memory that a training step may use, in MiB; null: what the device or the container has."""
+
+    safety_margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
+    """Share of the budget that is left free."""
+
+    fixed_micro_batch: Count | None = None
+    """Set: use this micro-batch, search nothing. It must divide the effective batch."""

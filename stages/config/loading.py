@@ -1,0 +1,74 @@
+"""Reads and validates params.yaml: all errors at once, each with its path, the value it got and what is allowed."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+PARAMS_FILE = Path("params.yaml")
+
+
+class ParamsError(Exception):
+    """params.yaml cannot be used. `problems` holds one line per fault."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as plain values, read as DVC reads it (YAML 1.2). Raises `ParamsError`."""
+    try:
+        loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParamsError([f"{path}: not found; run from the root of the repository"]) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ParamsError([f"{path}: no valid YAML: {' '.join(str(error).split())}"]) from None
+    if not isinstance(loaded, dict):
+        raise ParamsError([f"{path}: must hold sections (key: value), got {type(loaded).__name__}"])
+    return loaded
+
+
+def load(path: Path = PARAMS_FILE) -> dict[str, Any]:
+    """The whole file, validated, defaults filled in, as plain values. Raises `ParamsError`."""
+    return validate(read_yaml(path), str(path))
+
+
+def validate(values: Mapping[str, Any], where: str = "params.yaml") -> dict[str, Any]:
+    """Validates all sections at once. Raises `ParamsError` with every fault."""
+    from stages.config.pipeline import Pipeline  # Here, so that a stage does not depend on every section's schema.
+
+    try:
+        return Pipeline.model_validate(values).model_dump()
+    except ValidationError as error:
+        raise ParamsError([f"{where}: {line}" for line in explain(error, Pipeline)]) from None
+
+
+def explain(error: ValidationError, schema: type[BaseModel]) -> list[str]:
+    """One line per fault: path, what is required, what came, the nearest valid name for an unknown key."""
+    return [_line(fault, schema) for fault in error.errors(include_url=False)]
+
+
+def _line(fault: Any, schema: type[BaseModel]) -> str:
+    # pydantic puts the names of a union's members into the path; they are no keys.
+    loc = [part for part in fault["loc"] if isinstance(part, int) or part == fault["loc"][-1] or part.isidentifier()]
+    path = ".".join(map(str, loc)) or "the file"
+    if fault["type"] == "extra_forbidden":
+        valid = _names(schema, loc[:-1])
+        near = difflib.get_close_matches(str(loc[-1]), valid, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{path}: unknown key; {hint}allowed here: {', '.join(valid)}"
+    if fault["type"] == "missing":
+        return f"{path}: required, but missing"
+    said = fault["msg"].removeprefix("Value error, ")
+    return f"{path}: {said[:1].lower()}{said[1:]}; got {fault['input']!r}"
+
+
+def _names(schema: Any, loc: list[Any]) -> list[str]:
+    for part in loc:
+        schema = schema.model_fields[part].annotation
+    return sorted(schema.model_fields)

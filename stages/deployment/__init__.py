@@ -1,0 +1,1 @@
+"""ONNX export, parity, quantization, profiling, the bundle."""

@@ -1,0 +1,1 @@
+"""Rules over recorded metrics, and the verdict."""

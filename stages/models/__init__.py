@@ -1,0 +1,1 @@
+"""Model families, the registry, structure and weights on disk."""

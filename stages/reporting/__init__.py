@@ -1,0 +1,1 @@
+"""Plots, the HTML report, provenance, comparison of variants."""
