@@ -1,0 +1,70 @@
+"""Loads prepared data in batches of raw samples. The settings change speed alone: every setting gives equal batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.data.prepared import Indices, Prepared
+from stages.runtime import decisions
+from stages.runtime.progress import say
+from stages.runtime.seeds import derive
+
+STAGE = "benchmark_data"
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """The decision of `benchmark_data`."""
+
+    workers: int = 0
+    """Worker processes; 0 loads in process."""
+
+    batched: bool = True
+    """Read a whole batch at once (one index operation), or sample by sample as a plain DataLoader does."""
+
+
+def epoch_order(indices: Indices, seed: int, epoch: int) -> Indices:
+    """The shuffled order of an epoch, int64 (n,): depends on (seed, epoch) alone, never on loader settings."""
+    generator = np.random.Generator(np.random.PCG64(derive(seed, "shuffle", epoch)))
+    return generator.permutation(np.asarray(indices, dtype=np.int64))
+
+
+def batches(
+    prepared: Prepared, indices: Indices, batch_size: int, settings: LoaderSettings | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Raw samples (n, *shape) and labels int64 (n,), in the order of `indices`; the last batch may be smaller."""
+    chosen = np.asarray(indices, dtype=np.int64)
+    for start in range(0, len(chosen), batch_size):
+        part = chosen[start : start + batch_size]
+        yield torch.from_numpy(prepared.read(part)), torch.from_numpy(prepared.labels[part])
+
+
+def decision_key(prepared: Prepared) -> dict[str, Any]:
+    """What a decision about loader settings depends on."""
+    info = prepared.info
+    return {
+        "device": decisions.device_key(),
+        "data": {"hash": info.hash, "kind": info.kind, "shape": list(info.shape), "dtype": info.dtype},
+        "versions": {name: version(name) for name in ("numpy", "pillow", "torch")},
+    }
+
+
+def loader_settings(prepared: Prepared) -> LoaderSettings:
+    """Recalls the decision of `benchmark_data` for this data and device; the default, and a line that says so, else."""
+    kept = decisions.recall(STAGE, decision_key(prepared))
+    if kept is None:
+        settings = LoaderSettings()
+        say(f"no loader settings measured for this data and machine: {describe(settings)} (`shipway run {STAGE}`)")
+        return settings
+    return LoaderSettings(**kept["choice"])
+
+
+def describe(settings: LoaderSettings) -> str:
+    """`batched indexing in process`, `per-sample indexing in 2 workers`."""
+    where = f"in {settings.workers} workers" if settings.workers else "in process"
+    return f"{'batched' if settings.batched else 'per-sample'} indexing {where}"

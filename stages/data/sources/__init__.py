@@ -1,0 +1,1 @@
+"""Sources of raw data, one a file; `registry` names them."""
