@@ -30,6 +30,7 @@ def edit(changes: Mapping[str, Any], path: Path = PARAMS_FILE) -> None:
     """Sets dotted keys in the file. Nothing is written unless the whole result is valid. Raises `ParamsError`."""
     read_yaml(path)  # One clear error for a file that is missing or no YAML.
     yaml = YAML()
+    yaml.representer.add_representer(type(None), _null)
     yaml.preserve_quotes = True
     yaml.width = 4096
     document = yaml.load(path.read_text(encoding="utf-8"))
@@ -41,6 +42,11 @@ def edit(changes: Mapping[str, Any], path: Path = PARAMS_FILE) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(buffer.getvalue(), encoding="utf-8")
     temporary.replace(path)
+
+
+def _null(representer: Any, _value: None) -> Any:
+    """Writes null as `null`: the default, nothing at all, would change lines that nobody asked to change."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _assign(document: Any, dotted: str, value: Any) -> None:
