@@ -1,0 +1,147 @@
+"""The whole pipeline as a user runs it: once, again, by force, at another commit, after a loss."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import Workspace, make_workspace
+
+pytestmark = pytest.mark.integration
+
+OUTPUTS = [
+    "artifacts/prepare_data/data",
+    "artifacts/benchmark_data/done.json",
+    "artifacts/find_batch_size/decision",
+    "artifacts/train/model",
+    "artifacts/train/history",
+    "artifacts/diagnose/train",
+    "artifacts/distill/model",
+    "artifacts/prune/model",
+    "artifacts/export_onnx/model",
+    "artifacts/quantize/model",
+    "artifacts/profile_model/targets",
+    "artifacts/bundle",
+]
+
+
+def metrics(workspace: Workspace) -> dict[str, Any]:
+    """The variants' deterministic metrics."""
+    variants: dict[str, Any] = json.loads(workspace.read("artifacts/profile_model/metrics.json"))["variants"]
+    return variants
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All files below a path with their bytes."""
+    files = [path] if path.is_file() else sorted(child for child in path.rglob("*") if child.is_file())
+    return {file.relative_to(path.parent).as_posix(): file.read_bytes() for file in files}
+
+
+def test_the_first_run_gives_what_the_readme_promises(finished: Workspace) -> None:
+    variants = metrics(finished)
+    assert next(iter(variants)) == "teacher"
+    assert variants["teacher"]["accuracy"] >= 0.97
+    final = variants["final"]
+    assert final["accuracy"] >= variants["teacher"]["accuracy"] - 0.01
+    assert variants["teacher"]["size_bytes"] >= 4 * final["size_bytes"]
+    bundle = {path.name for path in (finished.root / "artifacts/bundle").iterdir()}
+    assert {"model.onnx", "labels.json", "predict.py", "manifest.json", "README.md"} <= bundle
+    assert (finished.root / "artifacts/report.html").is_file()
+
+
+def test_a_second_run_has_nothing_to_do_and_still_shows_the_table(finished: Workspace) -> None:
+    before = finished.read("dvc.lock")
+    said = finished.shipway("run").stdout
+    assert "nothing to do" in said
+    assert "teacher" in said
+    assert finished.read("dvc.lock") == before
+    assert finished.git("status", "--porcelain") == ""
+
+
+def test_the_whole_graph_is_clean_in_dvc_s_eyes(finished: Workspace) -> None:
+    assert json.loads(finished.dvc("status", "--json").stdout) == {}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_lost_artifact_comes_back_byte_for_byte(copied: Workspace, output: str) -> None:
+    path = copied.root / output
+    before = contents(path)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copied.dvc("checkout", output)
+    assert contents(path) == before
+
+
+def test_another_commit_with_the_same_code_changes_nothing(copied: Workspace) -> None:
+    before = copied.read("dvc.lock")
+    (copied.root / "NOTES.md").write_text("a note\n")
+    copied.git("add", "NOTES.md")
+    copied.git("commit", "-q", "-m", "a note")
+    copied.dvc("repro", "--force", "prepare_data")
+    copied.dvc("repro", "--force", "--single-item", "diagnose@train")
+    assert copied.read("dvc.lock") == before
+
+
+def test_a_forced_run_of_everything_gives_the_same_lock(copied: Workspace) -> None:
+    """Without checkpoints and records of the first run: everything is really made again."""
+    before = copied.read("dvc.lock")
+    shutil.rmtree(copied.root / ".shipway/checkpoints")
+    shutil.rmtree(copied.root / ".shipway/runs")
+    copied.dvc("repro", "--force")
+    assert copied.read("dvc.lock") == before
+    assert copied.git("status", "--porcelain", "--", "dvc.lock", "artifacts/*/metrics.json") == ""
+
+
+def test_the_flow_ends_in_the_same_lock(copied: Workspace) -> None:
+    before = copied.read("dvc.lock")
+    (copied.root / "dvc.lock").unlink()  # All is stale; DVC's run cache brings the results, stage by stage.
+    said = copied.shipway("run", "--prefect").stdout
+    assert copied.read("dvc.lock") == before
+    assert "127.0.0.1" in said
+
+
+def test_artifacts_name_no_commit_time_host_or_folder(finished: Workspace) -> None:
+    commit = finished.git("rev-parse", "HEAD~1").strip()
+    for output in OUTPUTS:
+        for name, content in contents(finished.root / output).items():
+            assert commit.encode() not in content, name
+            assert b"a path with a space" not in content, name
+            assert not re.search(rb"\b20[2-9]\d-\d\d-\d\dT\d\d:\d\d", content), name
+
+
+def test_dvc_s_own_commands_work(copied: Workspace) -> None:
+    shown = json.loads(copied.dvc("metrics", "show", "--json").stdout)[""]["data"]
+    assert "artifacts/profile_model/metrics.json" in shown
+    assert "artifacts/profile_model/measured.json" in shown
+    plots = json.loads(copied.dvc("plots", "show", "--json", "-o", "plots").stdout or "{}")
+    assert not plots.get("errors")
+    names = " ".join(plots.get("data", plots))
+    for wanted in ("train loss", "confusion", "measured.csv"):
+        assert wanted in names
+    copied.shipway("run", "prepare_data", "--set", "train.lr=0.002")
+    diff = json.loads(copied.dvc("params", "diff", "--json").stdout)
+    assert diff["params.yaml"]["train.lr"] == {"old": 0.003, "new": 0.002}
+
+
+def test_an_experiment_runs_with_a_changed_parameter(copied: Workspace) -> None:
+    copied.dvc("exp", "run", "-S", "diagnose.clip_steps=31", "diagnose@train")
+    assert YAML(typ="safe").load(copied.read("params.yaml"))["diagnose"]["clip_steps"] == 31
+    assert (copied.root / "artifacts/diagnose/train/verdict.json").is_file()
+
+
+def test_a_schema_of_a_later_stage_does_not_retrain(copied: Workspace) -> None:
+    schema = copied.root / "stages/config/quantize.py"
+    schema.write_text(schema.read_text() + "\n# a comment\n")
+    stale = json.loads(copied.dvc("status", "--json").stdout)
+    assert "quantize" in stale
+    assert not {"prepare_data", "train", "distill", "prune", "export_onnx"} & set(stale)
+
+
+def test_an_archive_without_git_runs_and_says_so(finished: Workspace, tmp_path: Path) -> None:
+    archive = make_workspace(tmp_path, git=False)
+    archive.shipway("run", "prepare_data")
+    shown = archive.shipway("show", "artifacts/prepare_data/data", check=False).stdout
+    assert "no git" in shown
