@@ -2,10 +2,12 @@
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _DEEP_MODES = ("I", "F")
@@ -16,6 +18,17 @@ class UnreadableImageError(ValueError):
     """The content is no PNG or JPEG, is damaged, or has more than 8 bits a channel."""
 
 
+@contextmanager
+def bombs_are_errors() -> Iterator[None]:
+    """Inside, an image of implausibly many pixels (a decompression bomb) is unreadable; Pillow itself only warns.
+
+    Around all threads that decode, since warning filters belong to the whole process.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
 def decode(content: bytes, resize: tuple[int, int] | None = None, *, grayscale: bool = False) -> npt.NDArray[np.uint8]:
     """The pixels of a PNG or JPEG file, uint8 (height, width, channels): 3 channels (RGB), or 1 with `grayscale`.
 
@@ -23,24 +36,24 @@ def decode(content: bytes, resize: tuple[int, int] | None = None, *, grayscale: 
     Raises `UnreadableImageError`.
     """
     try:
-        with warnings.catch_warnings():
-            # Pillow only warns of an image that may be a decompression bomb; here it is a bad file.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-                return _pixels(image, resize, grayscale)
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+            return pixels(image, resize, grayscale=grayscale)
     except UnreadableImageError:
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise UnreadableImageError("no PNG or JPEG image") from None
     except Exception as error:  # On damaged files Pillow's decoders raise whatever their parsing ran into.
         raise UnreadableImageError(f"damaged image ({error})") from None
 
 
-def _pixels(image: Image.Image, resize: tuple[int, int] | None, grayscale: bool) -> npt.NDArray[np.uint8]:
+def pixels(
+    image: Image.Image, resize: tuple[int, int] | None = None, *, grayscale: bool = False
+) -> npt.NDArray[np.uint8]:
+    """The pixels of a PIL image as `decode` gives them. Raises `UnreadableImageError` for more than 8 bits."""
     if image.mode.startswith(_DEEP_MODES):
         raise UnreadableImageError(f"more than 8 bits a channel (mode {image.mode})")
     plain = image.convert("L" if grayscale else "RGB")
     if resize is not None and (plain.height, plain.width) != resize:
         plain = plain.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
-    pixels = np.array(plain, dtype=np.uint8)
-    return pixels[:, :, None] if grayscale else pixels
+    values = np.array(plain, dtype=np.uint8)
+    return values[:, :, None] if grayscale else values
