@@ -1,0 +1,184 @@
+"""The only caller of DVC: the graph and what is stale from its own API, runs through its own command."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flows import dvc_faults, last, supervisor
+from flows.ends import Ended, Exit, Refused
+
+BUSY_LIMIT_S = 3600.0
+_BUSY_RETRY_S = 5.0
+_BUSY_SAY_EVERY_S = 60.0
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of DVC and the stages: this interpreter's `python` and `dvc`, a plain shell, no telemetry."""
+    env = dict(os.environ if base is None else base)
+    scripts = str(Path(sys.executable).parent)
+    env["PATH"] = os.pathsep.join([scripts, *filter(None, [env.get("PATH")])])
+    # DVC runs a stage's command under $SHELL, whose start-up files could change what `python` means.
+    return {**env, "SHELL": "/bin/sh", "DVC_NO_ANALYTICS": "1", "DO_NOT_TRACK": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    """A DVC command line of this interpreter's environment."""
+    script = Path(sys.executable).parent / "dvc"
+    return [*([str(script)] if script.is_file() else [sys.executable, "-m", "dvc"]), *arguments]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """DVC's graph and what is stale, asked once."""
+
+    order: tuple[str, ...]
+    """All stages, in the order in which DVC runs them."""
+
+    needs: dict[str, frozenset[str]]
+    """The stages (and .dvc files) that each one directly depends on."""
+
+    changed: dict[str, str]
+    """What DVC calls changed, with its reason."""
+
+    def closure(self, stage: str) -> set[str]:
+        """A stage and all that it depends on."""
+        found, left = set(), [stage]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left.extend(self.needs[name])
+        return found
+
+    def steps(self, target: str | None = None) -> list[str]:
+        """The stages that belong to a target, in order; without a target all."""
+        within = self.closure(target) if target else set(self.order)
+        return [name for name in self.order if name in within]
+
+    def candidates(self, target: str | None = None) -> list[str]:
+        """Of those the stale ones, and what descends from them: DVC may still find that it need not run."""
+        return [name for name in self.steps(target) if self.closure(name) & self.changed.keys()]
+
+
+def plan(tree: Path, say: Say, limit_s: float = BUSY_LIMIT_S) -> Plan:
+    """Asks DVC. Waits, visibly, for another DVC process that holds its locks. Raises `Refused`."""
+    _without_git(tree)
+
+    def attempt() -> Plan:
+        try:
+            return _plan(tree)
+        except Exception as error:
+            raise dvc_faults.from_exception(error) from error
+
+    return _patiently(attempt, say, limit_s)
+
+
+def _plan(tree: Path) -> Plan:
+    from dvc.repo import Repo, lock_repo  # Half a second; not for `shipway --help`.
+    from dvc.repo.reproduce import get_active_graph, plan_repro
+
+    with Repo(str(tree)) as repo, lock_repo(repo):
+        graph = get_active_graph(repo.index.graph)
+        stages = plan_repro(graph, [stage for stage in repo.index.stages if stage.path_in_repo == "dvc.yaml"])
+        needs = {stage.addressing: frozenset(dep.addressing for dep in graph.successors(stage)) for stage in stages}
+        changed = {}
+        for stage in stages:
+            reasons = stage.status(check_updates=False).get(stage.addressing)
+            if reasons:
+                changed[stage.addressing] = _reason(reasons)
+        runs = tuple(stage.addressing for stage in stages if stage.cmd)
+    return Plan(order=runs, needs=needs, changed=changed)
+
+
+def _reason(entries: Iterable[Any]) -> str:
+    """`[{"changed deps": {"a.py": "modified"}}, "changed command"]` -> "a.py modified, changed command"."""
+    said: list[str] = []
+    for entry in entries:
+        groups = entry.values() if isinstance(entry, dict) else [entry]
+        for group in groups:
+            said += [f"{path} {what}" for path, what in _flat(group)] if isinstance(group, dict) else [str(group)]
+    return ", ".join(said)
+
+
+def _flat(group: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = []
+    for path, what in group.items():
+        pairs += _flat(what) if isinstance(what, dict) else [(str(path), str(what))]
+    return pairs
+
+
+def _without_git(tree: Path) -> None:
+    """Lets DVC work in a downloaded archive: outside git it refuses until told so, in a file that git ignores."""
+    if any((folder / ".git").exists() for folder in (tree, *tree.parents)) or not (tree / ".dvc").is_dir():
+        return
+    local = tree / ".dvc" / "config.local"
+    if local.is_file() and "no_scm" in local.read_text(encoding="utf-8"):
+        return
+    from dvc.config import Config
+
+    with Config(dvc_dir=str(tree / ".dvc"), validate=False).edit("local") as settings:
+        settings.setdefault("core", {})["no_scm"] = True
+
+
+def repro(
+    tree: Path,
+    stage: str | None = None,
+    *,
+    force: bool = False,
+    anew: bool = False,
+    on_line: Say | None = None,
+    say: Say,
+    hold: Sequence[int] = (),
+    limit_s: float = BUSY_LIMIT_S,
+) -> Ended:
+    """`dvc --wait-for-lock repro [stage]`, under the supervisor.
+
+    `force` runs the stage and all before it, `anew` forbids only that the run cache answers for it. Output goes to
+    `on_line`, or else to the terminal. A stage that another process is running is waited for, `limit_s` at most.
+    Never `--single-item`: it would score what a failed stage left half-done.
+    """
+    options = [*(["--force"] if force else []), *(["--no-run-cache"] if anew else []), *([stage] if stage else [])]
+    line = command("--wait-for-lock", "repro", *options)
+
+    def attempt() -> Ended:
+        last.clear_failures(tree)
+        report = supervisor.run(line, cwd=tree, env=environment(), on_line=on_line, hold=hold)
+        return dvc_faults.ended(report, last.read(tree), stage)
+
+    try:
+        return _patiently(attempt, say, limit_s)
+    except Refused as refused:
+        return Ended(int(refused.code), refused.sentence, stage)
+
+
+def _patiently(attempt: Callable[[], T], say: Say, limit_s: float) -> T:
+    """Tries again while another DVC process holds what is needed, and says so. Raises `Refused` at the limit."""
+    began = time.monotonic()
+    said = float("-inf")
+    while True:
+        try:
+            return attempt()
+        except dvc_faults.Busy as busy:
+            waited = time.monotonic() - began
+            if waited >= limit_s:
+                raise Refused(Exit.STOPPED, f"{busy.sentence}; still so after {waited:.0f} s; try later") from None
+            if time.monotonic() - said >= _BUSY_SAY_EVERY_S:
+                said = time.monotonic()
+                say(f"{busy.sentence}; waiting for it to end (Ctrl-C to leave)")
+            time.sleep(min(_BUSY_RETRY_S, limit_s))
+
+
+def force_again(tree: Path, stage: str) -> None:
+    """Makes one stage stale without touching what is before it: takes its outputs away, as DVC does before a run."""
+    from dvc.repo import Repo, lock_repo
+
+    with Repo(str(tree)) as repo, lock_repo(repo):
+        for found in repo.stage.collect(stage):
+            found.remove_outs(ignore_remove=False, force=False)
