@@ -1,0 +1,243 @@
+"""The store of a training's checkpoints: `.shipway/checkpoints/<stage>/<fingerprint>/<code>/`.
+
+A checkpoint is `step-<n>.pt` (plain values and tensors, never unpickled code) and, written after it, `step-<n>.json`
+with its SHA-256: without that file it counts as unfinished. The last three are kept, and the best of each.
+"""
+
+import fcntl
+import io
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.runtime import state, stopping
+from stages.runtime.exits import BadData, DiskFault, Stopped
+from stages.runtime.files import read_json, sha256_bytes, sha256_file, write_bytes, write_json
+from stages.runtime.progress import say
+
+KEPT = 3
+"""Checkpoints that are kept, beside the best."""
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read back whole."""
+
+    path: Path
+    step: int
+    payload: dict[str, Any]
+    """`meta` and whatever `save` was given; its tensors are mapped from the file, on the CPU."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the checkpoint says of itself."""
+        return dict(self.payload["meta"])
+
+
+class Store:
+    """Checkpoints of one training. Use it inside `locked()`."""
+
+    def __init__(
+        self,
+        stage: str,
+        fingerprint: str,
+        code: str,
+        *,
+        about: Mapping[str, Any] | None = None,
+        across_code: bool = False,
+        reuse_finished: bool = True,
+    ) -> None:
+        """`about` (params, data hash, seed, threads) goes into every checkpoint's metadata.
+
+        `across_code`: an unfinished run of other code is gone on with. `reuse_finished`: a finished run's result is
+        taken; otherwise it is trained again.
+        """
+        self.stage = stage
+        self.fingerprint = fingerprint
+        self.code = code
+        self.about = dict(about or {})
+        self.across_code = across_code
+        self.reuse_finished = reuse_finished
+        self.shared = state.shared("checkpoints") / stage / fingerprint
+        self.folder = self.shared / code[:16]
+
+    @property
+    def history(self) -> Path:
+        """Where the history of the unfinished run grows."""
+        return self.folder / "history"
+
+    @property
+    def finished(self) -> bool:
+        """True when the newest good checkpoint of this code ended its run."""
+        found = _newest(self.folder)
+        return found is not None and found.meta["status"] != "running"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time, across clones that share the state; waits for the other, which may then be reused."""
+        self.shared.mkdir(parents=True, exist_ok=True)
+        with (self.shared / "lock").open("a") as file:
+            told = False
+            while not _try_lock(file.fileno()):
+                if not told:
+                    say(f"{self.stage}: the same training runs in another process; waiting for it")
+                    told = True
+                if stopping.requested():
+                    raise Stopped("stopped while waiting for the same training in another process; run again to go on")
+                time.sleep(_POLL_S)
+            yield
+
+    def latest(self) -> Saved | None:
+        """The newest whole checkpoint to go on from, or None to start. Damaged ones are refused with a warning."""
+        _remove_leftovers(self.folder)
+        found = _newest(self.folder)
+        if found is not None:
+            return found
+        other = self._other_code()
+        if other is None:
+            return None
+        if not self.across_code:
+            say(
+                f"{self.stage}: starts again: the code changed since the checkpoints in {other.path.parent}, which are "
+                "kept (resume.across_code: true goes on from them)"
+            )
+            return None
+        say(f"{self.stage}: goes on from {other.path}, made by other code; the lineage says so")
+        self._adopt(other.path.parent)
+        return _newest(self.folder)
+
+    def save(self, step: int, payload: Mapping[str, Any], meta: Mapping[str, Any], best_step: int | None) -> Path:
+        """Writes a checkpoint durably, then drops those that are not kept. Raises `OSError` on a full disk.
+
+        `best_step` names the checkpoint (of this or an earlier step) that holds the best weights so far.
+        """
+        full = {**self.about, **meta, "stage": self.stage, "fingerprint": self.fingerprint, "code": self.code}
+        full |= {"step": step, "best_step": best_step}
+        buffer = io.BytesIO()
+        torch.save({**payload, "meta": full}, buffer)
+        content = buffer.getvalue()
+        path = self.folder / f"step-{step:09d}.pt"
+        path.with_suffix(".json").unlink(missing_ok=True)
+        write_bytes(path, content)
+        seal = {"sha256": sha256_bytes(content), "best_step": best_step, "status": meta["status"]}
+        write_json(path.with_suffix(".json"), seal)
+        self._drop(step)
+        return path
+
+    def load(self, step: int) -> Saved:
+        """The checkpoint of this step. Raises `DiskFault` when it is missing or damaged."""
+        found = _read(self.folder / f"step-{step:09d}.pt")
+        if found is None:
+            raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; remove the folder and run again")
+        return found
+
+    def clear(self) -> None:
+        """Removes this code's checkpoints and history."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _drop(self, newest: int) -> None:
+        steps = [step for step in _steps(self.folder) if step <= newest]
+        kept = set(steps[:KEPT])
+        kept |= {best for step in steps[:KEPT] if (best := _seal(self.folder, step).get("best_step")) is not None}
+        for step in _steps(self.folder):
+            if step not in kept:  # Also later ones: they were refused, or the run went back behind them.
+                for suffix in (".json", ".pt"):
+                    (self.folder / f"step-{step:09d}{suffix}").unlink(missing_ok=True)
+
+    def _other_code(self) -> Saved | None:
+        folders = [path for path in self.shared.iterdir() if path.is_dir() and path != self.folder]
+        found = [saved for folder in folders if (saved := _newest(folder)) is not None]
+        unfinished = [saved for saved in found if saved.meta["status"] == "running"]
+        return max(unfinished, key=lambda saved: saved.path.stat().st_mtime, default=None)
+
+    def _adopt(self, folder: Path) -> None:
+        temporary = self.folder.with_name(f".{self.folder.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(folder, temporary)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        temporary.replace(self.folder)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: stage, params, data, code, lineage, epoch, step, best score, status.
+
+    Adds `intact`: whether the file's checksum holds (None where the seal beside it is missing). Nothing is unpickled.
+    Raises `BadData` when the file is no checkpoint of Shipway.
+    """
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        meta = dict(payload["meta"])
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises many types for a file that is no checkpoint.
+        raise BadData(f"{path} is no checkpoint of Shipway ({type(error).__name__})") from None
+    seal = path.with_suffix(".json")
+    intact = sha256_file(path) == read_json(seal).get("sha256") if seal.is_file() else None
+    return {**meta, "intact": intact}
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _steps(folder: Path) -> list[int]:
+    """Steps of the checkpoint files, newest first."""
+    names = [path.stem.removeprefix("step-") for path in folder.glob("step-*.pt")]
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def _seal(folder: Path, step: int) -> dict[str, Any]:
+    try:
+        return dict(read_json(folder / f"step-{step:09d}.json"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _newest(folder: Path) -> Saved | None:
+    for step in _steps(folder):
+        best_step = _seal(folder, step).get("best_step")
+        if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
+            say(f"warning: checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
+            continue
+        found = _read(folder / f"step-{step:09d}.pt")
+        if found is not None:
+            return found
+    return None
+
+
+def _is_whole(path: Path) -> bool:
+    """False, with a warning, for a checkpoint that was cut off in the writing, truncated or altered."""
+    seal = path.with_suffix(".json")
+    if not seal.is_file():
+        say(f"warning: checkpoint {path} is refused: it was not written to its end")
+        return False
+    expected = _seal(path.parent, int(path.stem.removeprefix("step-"))).get("sha256")
+    if not path.is_file() or sha256_file(path) != expected:
+        say(f"warning: checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
+        return False
+    return True
+
+
+def _read(path: Path) -> Saved | None:
+    if not _is_whole(path):
+        return None
+    payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return Saved(path, int(path.stem.removeprefix("step-")), payload)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".step-*.tmp"):  # Cut off by a kill in the middle of a write.
+        say(f"warning: {path} was not written to its end; removed")
+        path.unlink(missing_ok=True)
