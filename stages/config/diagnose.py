@@ -8,16 +8,24 @@ from stages.config.base import Count, Positive, Section, Share
 
 Verdict = Literal[
     "healthy",
+    "skipped",
     "too_short",
     "nan",
     "diverged",
     "exploding_gradients",
     "vanishing_gradients",
     "not_learning",
+    "lr_too_low",
     "oscillating",
     "overfitting",
     "underfitting",
     "spike",
+    "spike_recovered",
+    "schedule",
+    "mismatch",
+    "double_softmax",
+    "class_collapse",
+    "unshuffled",
 ]
 
 
@@ -33,7 +41,8 @@ class Diagnose(Section):
         "overfitting",
         "underfitting",
     ]
-    """Verdicts that stop the pipeline (exit 3); the others pass with a warning."""
+    """Findings that stop the pipeline (exit 3); the others pass with a warning, as does a finding that is only a
+    warning itself (overfitting whose accuracy holds). A training that stopped itself always fails."""
 
     clip_factor: Positive = 5.0
     """Exploding gradients: the norm lies above this factor of its bound ..."""
@@ -42,10 +51,22 @@ class Diagnose(Section):
     """... for so many steps in a row."""
 
     min_progress: Share = 0.1
-    """Not learning: the train loss fell by less than this share of its start."""
+    """Not learning: the train loss fell by less than this share of its start, and accuracy is near chance."""
 
     overfit_gap: Positive = 0.5
     """Overfitting: the validation loss ends this share above its own best while the train loss still falls."""
 
     min_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Underfitting: train accuracy stays below this at a plateau; null: halfway between chance and 1."""
+    """Underfitting: accuracy stays below this at a plateau; null: halfway between chance and 1."""
+
+    oscillation: Positive = 0.2
+    """Oscillating: validation swings by more than this share of the run's own range around its trend."""
+
+    spike_z: Positive = 8.0
+    """Spike: the step's loss lies so many robust standard deviations above the steps before it."""
+
+    vanishing_norm: Positive = 1e-3
+    """Vanishing gradients: the gradient norm lies below this while the loss is still high."""
+
+    min_epochs: Count = 3
+    """Too short: with fewer epochs, only faults that show at once are looked for."""

@@ -1,0 +1,1 @@
+"""The rules: small pure functions over a history, each with its source."""
