@@ -2,8 +2,10 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stages.config.base import StageParams
 from stages.config.data import Data
@@ -79,7 +81,12 @@ def _info(
         "resize": resize,
         "grayscale": data.grayscale,
     }
-    parts = [canonical_json(form).encode(), intake.digests, intake.labels, *(splits[name] for name in SPLITS)]
+    parts: list[bytes | npt.NDArray[Any]] = [
+        canonical_json(form).encode(),
+        intake.digests,
+        intake.labels,
+        *(splits[name] for name in SPLITS),
+    ]
     mean, std = intake.moments(splits["train"])
     return Info(
         kind="array" if intake.files is None else "files",

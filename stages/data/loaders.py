@@ -6,15 +6,19 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from stages.data.prepared import Indices, Prepared
+from stages.data.workers import read_in_workers, read_samples
 from stages.runtime import decisions
 from stages.runtime.progress import say
 from stages.runtime.seeds import derive
 
 STAGE = "benchmark_data"
+WAIT_S = 120.0
+"""How long a batch may take a worker before it counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,32 @@ def epoch_order(indices: Indices, seed: int, epoch: int) -> Indices:
 
 
 def batches(
-    prepared: Prepared, indices: Indices, batch_size: int, settings: LoaderSettings | None = None
+    prepared: Prepared,
+    indices: Indices,
+    batch_size: int,
+    settings: LoaderSettings | None = None,
+    wait_s: float = WAIT_S,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Raw samples (n, *shape) and labels int64 (n,), in the order of `indices`; the last batch may be smaller."""
+    """Raw samples (n, *shape) and labels int64 (n,), in the order of `indices`; the last batch may be smaller.
+
+    Raises `BadData` when a file has changed, or when a worker dies or gives nothing for `wait_s` seconds.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
     chosen = np.asarray(indices, dtype=np.int64)
-    for start in range(0, len(chosen), batch_size):
-        part = chosen[start : start + batch_size]
-        yield torch.from_numpy(prepared.read(part)), torch.from_numpy(prepared.labels[part])
+    parts = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
+    for part, samples in zip(parts, _read(prepared, parts, settings or LoaderSettings(), wait_s), strict=True):
+        yield torch.from_numpy(samples), torch.from_numpy(prepared.labels[part])
+
+
+def _read(
+    prepared: Prepared, parts: list[Indices], settings: LoaderSettings, wait_s: float
+) -> Iterator[npt.NDArray[Any]]:
+    if settings.workers:
+        return read_in_workers(prepared, parts, settings.workers, batched=settings.batched, wait_s=wait_s)
+    if settings.batched:
+        return map(prepared.read, parts)
+    return (read_samples(prepared, part) for part in parts)
 
 
 def decision_key(prepared: Prepared) -> dict[str, Any]:
