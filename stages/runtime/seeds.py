@@ -17,8 +17,8 @@ def derive(seed: int, *purpose: object) -> int:
 def apply(seed: int, threads: int) -> None:
     """Seeds random and numpy, and torch where it is loaded; fixes the number of threads.
 
-    `torch.use_deterministic_algorithms` makes an operation without a deterministic form an error, not a silent
-    difference between runs.
+    An operation without a deterministic form becomes an error, not a silent difference between runs. (The debug mode
+    "error" is `torch.use_deterministic_algorithms(True)` without its import of the compiler, which takes seconds.)
     """
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     random.seed(derive(seed, "random"))
@@ -29,4 +29,4 @@ def apply(seed: int, threads: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.set_num_threads(threads)
         torch.manual_seed(derive(seed, "torch"))
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
