@@ -17,16 +17,22 @@ class Quantize(Section):
     """How far the accuracy may fall below the float model's, on validation and again on test."""
 
     min_speedup: Positive = 1.1
-    """Least speed-up over float at batch 1 (median latency, alternating repeats)."""
+    """Least speed-up over float at batch 1 (median latency, alternating rounds)."""
 
-    calibration: Literal["minmax", "entropy", "percentile"] = "minmax"
+    calibration: Literal["minmax", "moving_average", "percentile", "entropy"] = "minmax"
     """How activation ranges are found from the calibration split."""
 
     calibration_samples: Count = 256
-    """Samples of the calibration split that are used, at most."""
+    """Samples of the calibration split that are used, at most; the classes in turn."""
+
+    reduce_range: bool | None = None
+    """true: weights use 7 of their 8 bits; null: by the processor (true without VNNI, AMX or Arm dot product)."""
 
     repeats: Count = 200
     """Timed runs per model."""
 
+    warmup: Count = 20
+    """Runs before timing, per model and round."""
+
     fixed: Literal["int8", "float"] | None = None
-    """Set: take this one, whatever the latency says (the accuracy bound still holds)."""
+    """Set: take this one, whatever the latency says (INT8 must still keep the accuracy)."""

@@ -1,0 +1,48 @@
+"""Which integer types this processor multiplies fast and without overflow."""
+
+from collections.abc import Set
+from dataclasses import asdict, dataclass
+from typing import Any
+
+VNNI = frozenset({"avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8"})
+"""x86 flags: 8-bit products are summed in 32 bits."""
+
+ARM_DOT_PRODUCT = frozenset({"asimddp"})
+
+
+@dataclass(frozen=True)
+class NumberTypes:
+    """How a graph is quantized."""
+
+    reduce_range: bool
+    """Weights use 7 of their 8 bits."""
+
+    because: str
+    """What decided it."""
+
+    activations: str = "uint8"
+    """Unsigned: ONNX Runtime leaves most convolutions of a residual net in float when they are signed."""
+
+    weights: str = "int8"
+    """Signed, symmetric, one scale per output channel."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for decision.json."""
+        return asdict(self)
+
+
+def number_types(flags: Set[str], forced: bool | None = None) -> NumberTypes:
+    """Chooses by the processor's flags; `forced` sets `reduce_range` whatever they say.
+
+    Without VNNI, x86 sums pairs of u8 x s8 products in 16 bits (VPMADDUBSW): 2 * 255 * 127 overflows and saturates,
+    2 * 255 * 64 does not.
+    """
+    if forced is not None:
+        return NumberTypes(forced, f"quantize.reduce_range is {str(forced).lower()}")
+    if found := sorted(flags & VNNI):
+        return NumberTypes(False, f"the processor has {', '.join(found)}: 8-bit products are summed in 32 bits")
+    if flags & ARM_DOT_PRODUCT:
+        return NumberTypes(False, "the processor has the Arm dot product (asimddp), which sums in 32 bits")
+    if not flags:
+        return NumberTypes(True, "the processor's flags cannot be read: taken as one that saturates 8-bit products")
+    return NumberTypes(True, "the processor has no VNNI, AMX or Arm dot product: pairs of 8-bit products saturate")

@@ -1,0 +1,125 @@
+"""Static quantization of an ONNX file: the float graph prepared, candidates made, each of them run."""
+
+import contextlib
+import copy
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+from onnxruntime.quantization.quant_utils import QuantType
+from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from stages.deployment import graphs, sessions
+from stages.deployment.number_types import NumberTypes
+from stages.deployment.ranges import Range
+from stages.runtime.exits import BadData
+
+PREFIX = "int8"
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to quantize a graph."""
+
+    name: str
+    operators: tuple[str, ...] | None
+    """Types of operators that are quantized; None: all that ONNX Runtime can."""
+
+
+CANDIDATES = (
+    Candidate("int8_all", None),
+    Candidate("int8_products", ("Conv", "Gemm", "MatMul")),
+)
+"""In order of promise."""
+
+
+class QuantizationFailed(Exception):
+    """ONNX Runtime cannot make this candidate; the reason in one line."""
+
+
+def require_float(model: onnx.ModelProto, path: Path) -> None:
+    """Raises `BadData` for what ONNX Runtime would only answer with a cryptic error, or not at all."""
+    if graphs.is_quantized(model):
+        raise BadData(f"{path} must be a float model, it is quantized already; quantize the model it was made from")
+    if odd := sorted(graphs.float_types(model) - {"FLOAT"}):
+        raise BadData(f"{path} must hold float32 weights, it holds {', '.join(odd)}; export the model in float32")
+    if broken := graphs.non_finite_weights(model):
+        shown = ", ".join(broken[:_SHOWN])
+        raise BadData(
+            f"{path} has NaN or infinity in {len(broken)} weights: {shown}; train it again", {"weights": shown}
+        )
+
+
+def preprocess(path: Path) -> tuple[onnx.ModelProto, str | None]:
+    """The float graph optimized and with the shape of every tensor; and what could not be done, or None.
+
+    Where the symbolic shape inference fails, plain ONNX shape inference is sound too: a tensor without a known type
+    then simply stays in float.
+    """
+    with tempfile.TemporaryDirectory(prefix="shipway-quantize-") as folder, _quiet():
+        target = Path(folder) / "prepared.onnx"
+        try:
+            quant_pre_process(path, target)
+            return onnx.load(target), None
+        except Exception as error:  # It fails in many ways: PixelShuffle, einsum, in-place operations.
+            why = f"quant_pre_process failed, plain shape inference was used: {sessions.one_line(error, 160)}"
+            return onnx.shape_inference.infer_shapes(graphs.load(path)), why.replace(folder, "")
+
+
+def quantize(
+    prepared: onnx.ModelProto, candidate: Candidate, ranges: Mapping[str, Range], types: NumberTypes
+) -> onnx.ModelProto:
+    """The graph with pairs of QuantizeLinear and DequantizeLinear, without the float model's identity.
+
+    `prepared` is what `preprocess` gave; it is not changed. Raises `QuantizationFailed`.
+    """
+    wanted = candidate.operators or sorted({*QDQRegistry, *QLinearOpsRegistry})
+    with _quiet():
+        try:
+            quantizer = QDQQuantizer(
+                copy.deepcopy(prepared),
+                True,  # One scale per output channel.
+                types.reduce_range,
+                QuantType.QInt8,
+                QuantType.QUInt8,
+                _as_tensors_data(ranges),
+                [],
+                [],
+                wanted,
+                {},
+            )
+            quantizer.quantize_model()
+        except Exception as error:  # Its fusions fail in many ways.
+            raise QuantizationFailed(sessions.one_line(error)) from None
+    model: onnx.ModelProto = quantizer.model.model
+    graphs.drop_metadata(model)
+    if not graphs.is_quantized(model):
+        raise QuantizationFailed("no operator of this graph can be quantized")
+    return model
+
+
+def _as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
+    data = {name: TensorData(lowest=np.float32(low), highest=np.float32(high)) for name, (low, high) in ranges.items()}
+    return TensorsData(CalibrationMethod.MinMax, data)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ONNX Runtime's quantization logs hints for its developers and its users' mistakes alike; errors are raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,190 @@
+"""Chooses between the float model and its INT8 candidates: validation selects, test confirms, the clock decides."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from stages.config.base import identifying
+from stages.config.quantize import Quantize
+from stages.data.prepared import Prepared
+from stages.deployment import calibration, evaluation, graphs, quantization, sessions
+from stages.deployment.latency import Latency, latency
+from stages.deployment.number_types import NumberTypes, number_types
+from stages.runtime import decisions
+from stages.runtime.files import sha256_file
+from stages.runtime.progress import say, track
+
+STAGE, FLOAT = "quantize", "float"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one candidate did on validation."""
+
+    name: str
+    accuracy: float | None
+    refused: str | None
+    """Why it is out; None when it keeps the accuracy bound."""
+
+
+@dataclass
+class Decision:
+    """What is handed on, and why. Holds no measured time: see `timings`."""
+
+    chosen: str
+    """`int8` or `float`."""
+    candidate: str | None
+    reason: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Latency] = field(default_factory=dict)
+    """By name of candidate; empty when nothing was measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for decision.json."""
+        return {"chosen": self.chosen, "candidate": self.candidate, "reason": self.reason, **self.evidence}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be quantized, and where the candidates are put."""
+
+    path: Path
+    prepared: Prepared
+    settings: Quantize
+    seed: int
+    threads: int
+    folder: Path
+
+    def file(self, name: str) -> Path:
+        """The file of a candidate, or of the float model."""
+        return self.path if name == FLOAT else self.folder / f"{name}.onnx"
+
+
+def decide(task: Task) -> Decision:
+    """Makes, runs, scores and times the candidates. Raises `BadData` for a broken model or broken data only."""
+    model = graphs.load(task.path)
+    quantization.require_float(model, task.path)
+    samples = calibration.choose(task.prepared, task.settings.calibration_samples, task.seed)
+    types = number_types(decisions.processor_flags(), task.settings.reduce_range)
+    before = evaluation.score(task.path, task.prepared, "val", task.threads).accuracy
+    trials, note = _try_all(task, samples, types, before)
+    decision = _choose(task, trials)
+    decision.evidence |= {
+        "status": "finished",
+        "device": decisions.device_key(),
+        "number_types": types.to_json(),
+        "calibration": {
+            "method": task.settings.calibration,
+            "samples": len(samples.indices),
+            "per_class": list(samples.per_class),
+            "outliers_left_out": list(samples.outliers),
+        },
+        "preprocessing": note or "done",
+        "bounds": {"max_drop": task.settings.max_drop, "min_speedup": task.settings.min_speedup},
+        "validation": {"float": before, "candidates": [asdict(trial) for trial in trials]},
+    }
+    return decision
+
+
+def _try_all(
+    task: Task, samples: calibration.Samples, types: NumberTypes, before: float
+) -> tuple[list[Trial], str | None]:
+    ready, note = quantization.preprocess(task.path)
+    if note:
+        say(f"quantize: {note}")
+    ranges = calibration.activation_ranges(
+        ready, task.prepared, samples, task.settings.calibration, task.threads, task.folder
+    )
+    trials = [
+        _try(task, candidate, ready, ranges, types, before)
+        for candidate in track(quantization.CANDIDATES, "quantize: candidates")
+    ]
+    return trials, note
+
+
+def _try(
+    task: Task,
+    candidate: quantization.Candidate,
+    ready: onnx.ModelProto,
+    ranges: Mapping[str, tuple[float, float]],
+    types: NumberTypes,
+    before: float,
+) -> Trial:
+    """A candidate counts only after it has run: it may load, and crash on its first run."""
+    path = task.file(candidate.name)
+    try:
+        graphs.save(quantization.quantize(ready, candidate, ranges, types), path)
+        accuracy = evaluation.score(path, task.prepared, "val", task.threads).accuracy
+    except quantization.QuantizationFailed as error:
+        return Trial(candidate.name, None, f"cannot be made: {error}")
+    except sessions.RunFailed as error:
+        return Trial(candidate.name, None, error.sentence)
+    return Trial(candidate.name, accuracy, _too_low("validation", accuracy, before, task.settings.max_drop))
+
+
+def _too_low(split: str, accuracy: float, before: float, max_drop: float) -> str | None:
+    drop = before - accuracy
+    if drop <= max_drop + 1e-12:  # Differences of shares carry rounding errors.
+        return None
+    return (
+        f"accuracy on {split} falls by {drop:.4f}, from {before:.4f} to {accuracy:.4f}; at most {max_drop:g} is allowed"
+    )
+
+
+def _choose(task: Task, trials: list[Trial]) -> Decision:
+    standing = [trial.name for trial in trials if trial.refused is None]
+    if not standing:
+        return Decision(FLOAT, None, "; ".join(f"{trial.name}: {trial.refused}" for trial in trials))
+    names = [FLOAT, *standing]
+    sample = task.prepared.read(task.prepared.indices("val")[:1])
+    paths = {name: task.file(name) for name in names}
+    timings = latency(paths, sample, task.threads, task.settings.repeats, task.settings.warmup)
+    name, because = _fastest(task, timings)
+    if name == FLOAT:
+        return Decision(FLOAT, None, because, timings=timings)
+    decision = _confirm(task, name, because)
+    decision.timings = timings
+    return decision
+
+
+def _fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
+    """The sticky choice by median latency; INT8 carries the factor by which it must be faster."""
+    fixed = task.settings.fixed
+    factor = task.settings.min_speedup
+    costs = {name: taken.p50_ms * (1.0 if name == FLOAT else factor) for name, taken in timings.items()}
+    if fixed is not None:
+        costs = {name: cost for name, cost in costs.items() if name != FLOAT}
+    name, _ = decisions.stick(STAGE, _key(task), costs, {name: name for name in costs})
+    if fixed is not None:
+        return str(name), "quantize.fixed asks for it, and it keeps the accuracy"
+    if name == FLOAT:
+        return FLOAT, f"INT8 keeps the accuracy, but is not {factor:g} times as fast as float on this processor"
+    return str(name), f"keeps the accuracy and is at least {factor:g} times as fast as float on this processor"
+
+
+def _key(task: Task) -> dict[str, Any]:
+    return {
+        "device": decisions.device_key(),
+        "model": sha256_file(task.path),
+        "data": task.prepared.info.hash,
+        "threads": task.threads,
+        "settings": identifying(task.settings),
+        "versions": {name: version(name) for name in ("onnx", "onnxruntime")},
+    }
+
+
+def _confirm(task: Task, name: str, because: str) -> Decision:
+    """Test confirms once. A failed confirmation means float, never another candidate."""
+    accuracies = {
+        which: evaluation.score(task.file(which), task.prepared, "test", task.threads).accuracy
+        for which in (FLOAT, name)
+    }
+    evidence = {"test": {"float": accuracies[FLOAT], "int8": accuracies[name]}}
+    refused = _too_low("test", accuracies[name], accuracies[FLOAT], task.settings.max_drop)
+    if refused:
+        return Decision(FLOAT, None, f"{name} was chosen on validation, but {refused}", evidence)
+    return Decision("int8", name, because, evidence)
