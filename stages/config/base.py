@@ -47,6 +47,12 @@ class StageParams(BaseModel):
         """The dotted keys of params.yaml that this stage reads, sorted."""
         return sorted(_dotted(name, field.validation_alias) for name, field in cls.model_fields.items())
 
+    def by_key(self) -> dict[str, Any]:
+        """JSON-ready values by dotted key of params.yaml, so that `restore` can write them back."""
+        dumped = self.model_dump(mode="json")
+        fields = type(self).model_fields.items()
+        return {_dotted(name, field.validation_alias): dumped[name] for name, field in fields}
+
 
 def key(dotted: str) -> Any:
     """A field of `StageParams` that is read from below a section: `batch_size: int = key("train.batch_size")`."""

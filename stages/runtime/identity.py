@@ -9,8 +9,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from pydantic import BaseModel
-
+from stages.config.base import StageParams
 from stages.runtime import graph
 from stages.runtime.files import (
     IDENTITY_FILE,
@@ -40,11 +39,11 @@ def versions(libraries: Sequence[str]) -> dict[str, str]:
     return {"python": python_version()} | {name: version(name) for name in sorted({"numpy", *libraries})}
 
 
-def build(address: str, params: BaseModel, libraries: Sequence[str]) -> dict[str, Any]:
+def build(address: str, params: StageParams, libraries: Sequence[str]) -> dict[str, Any]:
     """The identity of what the stage is about to make, with its ancestors' (flat, by stage).
 
-    Keys: schema, stage, params, code, data (content hash of the prepared data or None), versions, parents
-    (path -> digest), ancestors (stage -> {params, code, versions, parents}).
+    Keys: schema, stage, params (by dotted key of params.yaml), code, data (content hash of the prepared data or None),
+    versions, parents (path -> digest), ancestors (stage -> {params, code, versions, parents}).
     """
     parents: dict[str, str] = {}
     ancestors: dict[str, Any] = {}
@@ -64,7 +63,7 @@ def build(address: str, params: BaseModel, libraries: Sequence[str]) -> dict[str
     return {
         "schema": SCHEMA,
         "stage": address,
-        "params": params.model_dump(mode="json"),
+        "params": params.by_key(),
         "code": code_hash(address),
         "data": data,
         "versions": versions(libraries),
