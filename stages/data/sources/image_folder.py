@@ -55,11 +55,11 @@ def _walk(folder: Path, root: Path) -> Iterator[Path]:
     _require_inside(folder, root)
     for entry in sorted(_visible(folder), key=lambda found: found.name):
         path = folder / entry.name
+        if entry.is_symlink():
+            _require_inside(path, root)
         if entry.is_dir():
             yield from _walk(path, root)
         else:
-            if entry.is_symlink():
-                _require_inside(path, root)
             yield path
 
 

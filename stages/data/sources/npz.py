@@ -38,7 +38,8 @@ def open_npz(path: Path) -> InMemory:
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:  # Opened here: numpy leaves the file open when it is damaged.
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise BadData(f"{path}: must be an .npz archive (np.savez), got a single array")
             return {key: archive[key] for key in archive.files}
