@@ -10,4 +10,10 @@ class ProfileModel(Section):
     """Timed runs per variant at batch 1, in alternating rounds."""
 
     warmup: Count = 20
-    """Runs before timing, per variant."""
+    """Runs before timing, per variant and round."""
+
+    throughput_batch: Count = 32
+    """Samples per batch when the throughput is measured ..."""
+
+    throughput_repeats: Count = 20
+    """... and timed runs."""
