@@ -1,14 +1,15 @@
 """The only caller of DVC: the graph and what is stale from its own API, runs through its own command."""
 
+import difflib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows import dvc_faults, last, supervisor
+from flows import dvc_faults, last, supervisor, workspace
 from flows.ends import Ended, Exit, Refused
 
 BUSY_LIMIT_S = 3600.0
@@ -47,9 +48,21 @@ class Plan:
     changed: dict[str, str]
     """What DVC calls changed, with its reason."""
 
+    def targets(self, stage: str | None) -> list[str]:
+        """The stages that a name stands for: itself, or all of a foreach group. Raises `Refused` for no such name."""
+        if stage is None:
+            return list(self.order)
+        found = [name for name in self.order if name == stage or name.startswith(f"{stage}@")]
+        if not found:
+            near = difflib.get_close_matches(stage, self.order, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise Refused(Exit.PARAMS, f"no stage is named {stage!r}; {hint}stages: {', '.join(self.order)}")
+        return found
+
     def closure(self, stage: str) -> set[str]:
         """A stage and all that it depends on."""
-        found, left = set(), [stage]
+        found: set[str] = set()
+        left = [stage]
         while left:
             name = left.pop()
             if name not in found:
@@ -57,14 +70,14 @@ class Plan:
                 left.extend(self.needs[name])
         return found
 
-    def steps(self, target: str | None = None) -> list[str]:
-        """The stages that belong to a target, in order; without a target all."""
-        within = self.closure(target) if target else set(self.order)
+    def steps(self, stage: str | None = None) -> list[str]:
+        """The stages that must be up to date for a target, in order; without a target all."""
+        within = set().union(*(self.closure(name) for name in self.targets(stage)))
         return [name for name in self.order if name in within]
 
-    def candidates(self, target: str | None = None) -> list[str]:
+    def candidates(self, stage: str | None = None) -> list[str]:
         """Of those the stale ones, and what descends from them: DVC may still find that it need not run."""
-        return [name for name in self.steps(target) if self.closure(name) & self.changed.keys()]
+        return [name for name in self.steps(stage) if self.closure(name) & self.changed.keys()]
 
 
 def plan(tree: Path, say: Say, limit_s: float = BUSY_LIMIT_S) -> Plan:
@@ -135,7 +148,6 @@ def repro(
     anew: bool = False,
     on_line: Say | None = None,
     say: Say,
-    hold: Sequence[int] = (),
     limit_s: float = BUSY_LIMIT_S,
 ) -> Ended:
     """`dvc --wait-for-lock repro [stage]`, under the supervisor.
@@ -149,7 +161,7 @@ def repro(
 
     def attempt() -> Ended:
         last.clear_failures(tree)
-        report = supervisor.run(line, cwd=tree, env=environment(), on_line=on_line, hold=hold)
+        report = supervisor.run(line, cwd=tree, env=environment(), on_line=on_line, hold=workspace.held())
         return dvc_faults.ended(report, last.read(tree), stage)
 
     try:

@@ -16,6 +16,7 @@ _WRITTEN = (Path("artifacts"), STATE, Path(".dvc"))
 _WAIT_LIMIT_S = 3600.0
 _LOOK_S = 0.5
 _SAY_EVERY_S = 60.0
+_held: list[int] = []
 
 
 def root() -> Path:
@@ -75,20 +76,29 @@ def _probe(folder: Path, tree: Path) -> None:
 
 
 @contextmanager
-def only_run(tree: Path, say: Callable[[str], None], limit_s: float = _WAIT_LIMIT_S) -> Iterator[int]:
+def only_run(tree: Path, say: Callable[[str], None], limit_s: float = _WAIT_LIMIT_S) -> Iterator[None]:
     """Lets one run at a time into this working tree; a second one waits and says so. Raises `Refused`.
 
-    Yields the lock's file descriptor: whoever inherits it holds the lock as well, until its own end.
+    Inside, it may be entered again.
     """
-    path = tree / _LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if _held:
+        yield
+        return
+    descriptor = os.open(tree / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(descriptor, say, limit_s)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield descriptor
+        _held.append(descriptor)
+        yield
     finally:
+        _held.clear()
         os.close(descriptor)
+
+
+def held() -> tuple[int, ...]:
+    """The lock's file descriptor inside `only_run`: a process that inherits it holds the lock until its own end."""
+    return tuple(_held)
 
 
 def _take(descriptor: int, say: Callable[[str], None], limit_s: float) -> None:

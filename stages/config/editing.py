@@ -146,9 +146,14 @@ def _assign(document: Any, dotted: str, value: Any) -> None:
 
 def _append(node: CommentedMap, name: str, value: Any) -> None:
     """Adds a key at the end of a section, before the empty line and the comment that lead to the next one."""
-    before = list(node)[-1] if node else None
+    holder, last = node, next(reversed(node), None)
+    while last is not None and isinstance(holder[last], CommentedMap) and holder[last]:
+        if holder[last].fa.flow_style():
+            break
+        holder = holder[last]  # The comment hangs on the last line that stands before it, however deep.
+        last = next(reversed(holder))
     node[name] = value
-    tokens = node.ca.items.get(before)
+    tokens = holder.ca.items.get(last)
     token = tokens[2] if tokens else None
     if token is None:
         return

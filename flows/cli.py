@@ -1,0 +1,190 @@
+"""The `shipway` command. Whatever needs a part is started as a process: this file imports neither torch nor Prefect."""
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from flows import running, supervisor, workspace
+from flows.ends import Exit, Refused, meaning
+from stages.config.editing import changes_to, edit
+from stages.config.loading import ParamsError, load
+
+cli = typer.Typer(
+    name="shipway",
+    help="From raw data to a gated, profiled INT8 ONNX bundle. `shipway run` is all you need to start.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""click's own error, which typer carries inside and does not export."""
+
+_REPORTING = (sys.executable, "-m", "stages.reporting")
+_DEPLOYMENT = (sys.executable, "-m", "stages.deployment")
+
+
+def _examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@cli.command(
+    epilog=_examples(
+        "shipway run                              all that is stale",
+        "shipway run train                        up to one stage",
+        "shipway run --set train.lr=0.01          edits params.yaml, then runs",
+        "shipway run --set 'prune.fit.epochs=4' --set seed=1",
+        "shipway run --baseline                   without distillation, pruning and quantization",
+        "shipway run --prefect                    the same as a Prefect flow, with its UI",
+    )
+)
+def run(
+    stage: Annotated[str | None, typer.Argument(help="A stage of dvc.yaml: run it and what it needs.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change params.yaml first (checked; comments are kept)."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run also what is up to date: the stage and all before it.")
+    ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Switch distill, prune and quantize off in params.yaml first.")
+    ] = False,
+    prefect: Annotated[
+        bool, typer.Option("--prefect", help="Run as a Prefect flow on a server of its own, with its UI.")
+    ] = False,
+) -> int:
+    """Run the pipeline: what is stale, in order, and show the table.
+
+    The exit code is that of the stage which ended the run: 0 done, 3 a gate failed, 64 bad parameters, 65 bad data,
+    70 a bug, 74 disk or permissions, 75 stopped (run again to go on).
+    """
+    return running.run(running.Request(stage, assignments or (), force, baseline, prefect))
+
+
+@cli.command(
+    epilog=_examples("shipway show artifacts/bundle", "shipway show artifacts/train/model/weights.safetensors --json")
+)
+def show(
+    file: Annotated[Path, typer.Argument(help="A checkpoint, a .safetensors or .onnx file, or a bundle.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show where a file comes from: parameters, data, code, commit, ancestors."""
+    workspace.root()
+    return _call([*_REPORTING, "show", str(_existing(file)), *(["--json"] if as_json else [])])
+
+
+@cli.command(epilog=_examples("shipway restore artifacts/bundle", "shipway restore release/model.onnx"))
+def restore(file: Annotated[Path, typer.Argument(help="A file or folder that a run left.")]) -> int:
+    """Write the parameters that made a file back into params.yaml, and name the commit to check out."""
+    workspace.root()
+    code, printed = supervisor.call([*_REPORTING, "restore", str(_existing(file))], capture=True)
+    if code != Exit.DONE:
+        return code
+    found = json.loads(printed)
+    changed = edit(changes_to(found["sections"]))
+    for dotted, (old, new) in changed.items():
+        running.say(f"params.yaml: {dotted}: {old} -> {new}")
+    if not changed:
+        running.say("params.yaml: already as it was for this file")
+    running.say(_where_the_code_is(found))
+    return Exit.DONE
+
+
+def _where_the_code_is(found: dict[str, Any]) -> str:
+    if not found.get("commit"):
+        return "code: the commit is not known (made outside git, and its run record is not here)"
+    dirty = "; it was made with uncommitted changes, which are not in git" if found.get("dirty") else ""
+    return f"code: git checkout {found['commit']} -- stages flows dvc.yaml{dirty}"
+
+
+@cli.command(epilog=_examples("shipway release", "shipway release /srv/models/digits"))
+def release(
+    dest: Annotated[Path | None, typer.Argument(help="A folder; paths.production of params.yaml if left out.")] = None,
+) -> int:
+    """Copy the bundle and its run record to where it is used."""
+    workspace.root()
+    return _call([*_REPORTING, "release", str(dest or load()["paths"]["production"])])
+
+
+@cli.command(epilog=_examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))
+def predict(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    files: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, or .npz files.")],
+) -> int:
+    """Verify a bundle, then predict with its own predict.py."""
+    script = _existing(bundle) / "predict.py"
+    code, printed = supervisor.call([*_DEPLOYMENT, "verify", str(bundle)], capture=True)
+    if code != Exit.DONE:
+        typer.echo(printed, nl=False, err=True)
+        return code
+    return _call([sys.executable, str(script), *map(str, files)])
+
+
+@cli.command(epilog=_examples("shipway verify artifacts/bundle"))
+def verify(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")]) -> int:
+    """Check a bundle: the checksum of every file, and the predictions stored in it."""
+    return _call([*_DEPLOYMENT, "verify", str(_existing(bundle))])
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise Refused(Exit.PARAMS, f"{path} does not exist; give a path that `ls` shows")
+    return path
+
+
+def _call(command: Sequence[str]) -> int:
+    code, _ = supervisor.call(command)
+    return code
+
+
+def app() -> NoReturn:
+    """Entry point: every foreseen end is one line and a documented exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGHUP, _stop)
+    sys.exit(_end(sys.argv[1:] or ["--help"]))
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _end(arguments: Sequence[str]) -> int:
+    try:
+        code = cli(list(arguments), standalone_mode=False)
+        return int(code or 0)
+    except Refused as refused:
+        return _say_end(refused.code, refused.sentence)
+    except ParamsError as error:
+        return _say_end(Exit.PARAMS, str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _say_end(Exit.STOPPED, "stopped on request; run again to go on")
+    except OSError as error:
+        return _say_end(Exit.DISK, f"cannot read or write: {error}; free space or fix the permissions, then run again")
+    except Exception as error:
+        if isinstance(error, _USAGE_ERROR):
+            return _say_end(Exit.PARAMS, f"{_message(error)}; see `shipway --help`")
+        traceback.print_exc()
+        return _say_end(Exit.BUG, f"a bug of Shipway, please report it: {type(error).__name__}: {error}")
+
+
+def _message(error: Any) -> str:
+    return str(error.format_message()).rstrip(".?")
+
+
+def _say_end(code: Exit, sentence: str) -> int:
+    for line in sentence.splitlines():
+        typer.echo(f"shipway: {meaning(code)} (exit {int(code)}): {line}", err=True)
+    return int(code)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,154 @@
+"""Prefect's own server on 127.0.0.1 for as long as it is needed, or the one that PREFECT_API_URL names."""
+
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows import supervisor
+from flows.ends import Exit, Refused
+from flows.workspace import STATE
+
+HOST = "127.0.0.1"
+START_LIMIT_S = 120.0
+_ANSWER_LIMIT_S = 15.0
+_POLL_S = 0.2
+_GRACE = supervisor.Grace(interrupt_s=10.0, terminate_s=5.0)
+
+NO_TELEMETRY = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server answers."""
+
+    base: str
+
+    @property
+    def api(self) -> str:
+        """For PREFECT_API_URL."""
+        return f"{self.base}/api"
+
+    def healthy(self) -> bool:
+        """True when the API answers."""
+        # No proxy: the address is this machine, or one that the user names in full.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{self.api}/health", timeout=2.0) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+
+def client_environment(home: Path, address: Address) -> dict[str, str]:
+    """What a process needs to talk to a server of ours; read by Prefect when it is imported."""
+    return {**NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_API_URL": address.api, "NO_PROXY": _no_proxy()}
+
+
+def _no_proxy() -> str:
+    return ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
+
+
+def server_environment(home: Path, port: int) -> dict[str, str]:
+    """The environment of the server: its state below `home`, and an UI that calls the right port."""
+    address = Address(f"http://{HOST}:{port}")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_API_")}
+    return {
+        **inherited,
+        **client_environment(home, address),
+        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_UI_API_URL": address.api,
+    }
+
+
+@contextmanager
+def started(home: Path) -> Iterator[Address]:
+    """Starts a server on a free port, waits until it answers, and stops it at the end. Raises `Refused`."""
+    home = home.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    address = Address(f"http://{HOST}:{port}")
+    log = home / "server.log"
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    running = supervisor.start(
+        command, cwd=home, env=server_environment(home, port), output="log", log=log, grace=_GRACE
+    )
+    try:
+        _wait_until_healthy(address, running.alive, START_LIMIT_S, log)
+        yield address
+    finally:
+        running.stop()
+
+
+def _wait_until_healthy(address: Address, alive: Callable[[], bool], limit_s: float, log: Path) -> None:
+    deadline = time.monotonic() + limit_s
+    while not address.healthy():
+        if not alive() or time.monotonic() > deadline:
+            what = f"did not answer within {limit_s:.0f} s" if alive() else "ended at once"
+            raise Refused(Exit.DISK, f"Prefect's server {what}; its last words: {_last_words(log)} (all in {log})")
+        time.sleep(_POLL_S)
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "none"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def api(tree: Path, say: Callable[[str], None]) -> Iterator[Address]:
+    """Prefect's API for this process: the server of PREFECT_API_URL, or one of our own. Raises `Refused`.
+
+    Must be entered before Prefect is imported.
+    """
+    given = os.environ.get("PREFECT_API_URL")
+    if given:
+        address = Address(given.rstrip("/").removesuffix("/api"))
+        _require_answer(address, given)
+        with _environment(NO_TELEMETRY):
+            say(f"Prefect: {address.base} (from PREFECT_API_URL)")
+            yield address
+        return
+    home = (tree / STATE / "prefect").resolve()
+    say("starting Prefect's server (10 to 20 s the first time) ...")
+    with started(home) as address, _environment(client_environment(home, address)):
+        say(f"Prefect: {address.base} (open it in a browser while the run lasts)")
+        yield address
+
+
+def _require_answer(address: Address, given: str) -> None:
+    deadline = time.monotonic() + _ANSWER_LIMIT_S
+    while not address.healthy():
+        if time.monotonic() > deadline:
+            raise Refused(
+                Exit.PARAMS,
+                f"no Prefect server answers at PREFECT_API_URL={given}; start it, or unset PREFECT_API_URL to use one "
+                "of Shipway's own",
+            )
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    former = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,163 @@
+"""A small pipeline of its own for the tests of the flows (real DVC, seconds instead of minutes), and one server."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import server
+
+_PIPELINE = """\
+stages:
+  first:
+    cmd: python -m stages.first
+    deps: [stages/first.py, raw.txt]
+    params: [seed, threads, train.lr]
+    outs: [artifacts/first/data]
+    metrics:
+      - artifacts/first/metrics.json: {cache: false}
+  second:
+    foreach: [a, b]
+    do:
+      cmd: python -m stages.second ${item}
+      deps: [stages/second.py, artifacts/first/data]
+      params: [seed, threads]
+      outs: ["artifacts/second/${item}"]
+  third:
+    cmd: python -m stages.third
+    deps: [stages/third.py, artifacts/second/a, artifacts/second/b]
+    params: [seed, threads]
+    outs: [artifacts/third]
+"""
+
+_FIRST = '''\
+"""Writes the raw text and the learning rate."""
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from stages.config.base import StageParams, key
+from stages.runtime.stage import Result, main
+
+class Params(StageParams):
+    lr: float = key("train.lr")
+
+@dataclass(frozen=True)
+class Inputs:
+    raw: Path = Path("raw.txt")
+
+@dataclass(frozen=True)
+class Outputs:
+    data: Path = Path("artifacts/first/data")
+    metrics: Path = Path("artifacts/first/metrics.json")
+
+def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
+    (outputs.data / "lr.txt").write_text(f"{inputs.raw.read_text()} {params.lr}")
+    outputs.metrics.write_text(json.dumps({"lr": params.lr}))
+    return Result(f"lr is {params.lr}")
+
+if __name__ == "__main__":
+    main(run, "first")
+'''
+
+# TINY_END decides how `second@b` ends: by an exception's name, "crash", "exit1", "kill" or "sleep".
+_SECOND = '''\
+"""Copies; or ends as the environment says."""
+import os, signal, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from stages.config.base import StageParams
+from stages.runtime import exits, stopping
+from stages.runtime.stage import Result, main
+
+class Params(StageParams):
+    pass
+
+@dataclass(frozen=True)
+class Inputs:
+    data: Path = Path("artifacts/first/data")
+
+@dataclass(frozen=True)
+class Outputs:
+    copy: Path = Path("artifacts/second/{instance}")
+
+def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
+    end = os.environ.get("TINY_END", "") if sys.argv[1] == "b" else ""
+    if end == "crash":
+        raise RuntimeError("unforeseen")
+    if end == "exit1":
+        os._exit(1)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "sleep":
+        with stopping.polled():
+            print("sleeping", flush=True)
+            Path("sleeping.pid").write_text(str(os.getpid()))
+            while not stopping.requested():
+                time.sleep(0.05)
+        Path("saved.txt").write_text("saved")
+        raise exits.Stopped("stopped on request; the checkpoint is saved")
+    if end:
+        raise getattr(exits, end)(f"the sentence of {end}", {"bound": 3})
+    (outputs.copy / "copy.txt").write_text((inputs.data / "lr.txt").read_text())
+    return Result(f"copied to {sys.argv[1]}; a terminal: {sys.stderr.isatty()}")
+
+if __name__ == "__main__":
+    main(run, "second")
+'''
+
+_THIRD = '''\
+"""Joins."""
+from dataclasses import dataclass
+from pathlib import Path
+from stages.config.base import StageParams
+from stages.runtime.stage import Result, main
+
+class Params(StageParams):
+    pass
+
+@dataclass(frozen=True)
+class Inputs:
+    a: Path = Path("artifacts/second/a")
+    b: Path = Path("artifacts/second/b")
+
+@dataclass(frozen=True)
+class Outputs:
+    joined: Path = Path("artifacts/third")
+
+def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
+    (outputs.joined / "joined.txt").write_text(
+        (inputs.a / "copy.txt").read_text() + (inputs.b / "copy.txt").read_text()
+    )
+    return Result("joined")
+
+if __name__ == "__main__":
+    main(run, "third")
+'''
+
+_REPORTING = '''\
+"""The small pipeline's own report."""
+from pathlib import Path
+Path("artifacts/report.html").write_text("<p>report</p>")
+print("THE TABLE")
+'''
+
+
+def make_tiny(root: Path) -> None:
+    """Replaces the pipeline of a copied project by the small one."""
+    (root / "dvc.yaml").write_text(_PIPELINE)
+    (root / "raw.txt").write_text("raw")
+    for name, text in (("first", _FIRST), ("second", _SECOND), ("third", _THIRD)):
+        (root / "stages" / f"{name}.py").write_text(text)
+    shutil.rmtree(root / "stages" / "reporting")
+    (root / "stages" / "reporting").mkdir()
+    (root / "stages" / "reporting" / "__init__.py").touch()
+    (root / "stages" / "reporting" / "__main__.py").write_text(_REPORTING)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Address]:
+    """One Prefect server for the whole session: a cold start takes 9 to 21 s."""
+    with server.started(tmp_path_factory.mktemp("prefect server")) as address:
+        yield address
