@@ -62,6 +62,8 @@ def info_from_json(values: dict[str, Any]) -> Info:
     expected, given = {field.name for field in fields(Info)}, set(values)
     if expected != given:
         raise ValueError(f"fields differ: {', '.join(sorted(expected ^ given))}")
+    if values["kind"] not in ("array", "files"):
+        raise ValueError(f"kind must be array or files; got {values['kind']!r}")
     resize = values["resize"]
     lists = {name: tuple(values[name]) for name in ("shape", "classes", "mean", "std")}
     return Info(**{**values, **lists, "resize": None if resize is None else (int(resize[0]), int(resize[1]))})
