@@ -11,6 +11,7 @@ Verdict = Literal[
     "skipped",
     "too_short",
     "nan",
+    "bad_start",
     "diverged",
     "exploding_gradients",
     "vanishing_gradients",

@@ -4,7 +4,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from stages.config.diagnose import Diagnose
-from stages.diagnosis.curves import end_level, smooth
+from stages.diagnosis.curves import end_level, longest_run, smooth
 from stages.diagnosis.finding import Change, Finding, scaled, significant
 from stages.diagnosis.history import Floats, History
 from stages.diagnosis.levels import CHANCE_MARGIN
@@ -16,9 +16,17 @@ MIN_DROP = 0.03
 MIN_DROP_SAMPLES = 2.5
 """... and by so many samples of the validation set at least."""
 RANDOM_GAP = 0.3
-WIDE_GAP = 0.15
+WIDE_GAP = 0.12
+MEMORISED = 0.98
+"""Train accuracy above which nothing is left to learn from the train split."""
 MISMATCH_RATIO = 2.0
-"""From the first epochs on, the validation loss is this many times the train loss."""
+"""From the first epochs on, the validation loss is this many times the train loss ..."""
+APART_SHARE = 0.1
+"""... and this share of ln C above it."""
+STILL_LOST_SHARE = 0.7
+"""Validation at a loss above this share of ln C has learned next to nothing."""
+OVERCONFIDENT_LOSS = 6.0
+"""Loss per wrong answer: a well calibrated classifier has 2 to 4."""
 FIRST_EPOCHS = 3
 
 
@@ -39,16 +47,17 @@ def overfitting(history: History, params: Diagnose) -> Finding | None:
     chance = history.chance_accuracy or 0.0
     if gap > RANDOM_GAP and end_level(val) <= chance + CHANCE_MARGIN * (1.0 - chance):
         return _random_labels(history, gap)
-    best = int(np.argmin(smooth(val_loss, 3)))
-    rise = end_level(val_loss) - float(smooth(val_loss, 3)[best])
+    smoothed = smooth(val_loss, 3)
+    best = int(np.argmin(smoothed))
+    rise = end_level(val_loss) - float(smoothed[best])
     floor = MIN_RISE_SHARE * (history.chance_loss or 1.0)
-    if rise <= max(params.overfit_gap * float(smooth(val_loss, 3)[best]), floor):
-        return None
-    if end_level(train_loss) >= float(train_loss[best]):
-        return None
+    rises = rise > max(params.overfit_gap * float(smoothed[best]), floor)
     drop = float(smooth(val, 3).max()) - end_level(val)
     falls = drop > max(MIN_DROP, MIN_DROP_SAMPLES * _granularity(val))
-    return _overfit(history, best, rise, drop, gap, falls=falls) if falls or gap > WIDE_GAP else None
+    memorised = gap > WIDE_GAP and (rises or end_level(train) > MEMORISED)
+    if end_level(train_loss) >= float(train_loss[best]) and not memorised:
+        return None
+    return _overfit(history, best, rise, drop, gap, falls=falls and rises) if (falls and rises) or memorised else None
 
 
 def _overfit(history: History, best: int, rise: float, drop: float, gap: float, *, falls: bool) -> Finding:
@@ -60,8 +69,8 @@ def _overfit(history: History, best: int, rise: float, drop: float, gap: float, 
     }  # fmt: skip
     tail = f"accuracy fell by {100 * drop:.1f} points" if falls else "accuracy holds, so this is a warning only"
     cause = (
-        f"since epoch {epochs.epoch[best]} the validation loss rose by {rise:.3g} while the train loss still falls, "
-        f"and train accuracy lies {100 * gap:.0f} points above validation: the model memorises; {tail}"
+        f"from epoch {epochs.epoch[best]} on the validation loss rose by {max(rise, 0.0):.3g} while the train loss "
+        f"fell, and train accuracy lies {100 * gap:.0f} points above validation: the model memorises; {tail}"
     )
     span = (int(epochs.step[best]), int(epochs.step[-1]))
     return Finding(
@@ -104,31 +113,41 @@ def _granularity(accuracy: Floats) -> float:
 def mismatch(history: History, params: Diagnose) -> Finding | None:
     """Validation is much worse than train from the first epochs on, before any overfitting can have set in.
 
-    The train loss is an average over its epoch and so lies above that of the epoch's end; a validation loss far above
-    it at once means that the two are not processed alike (normalisation, labels, BatchNorm with tiny batches).
+    Either it stays near chance, or it is wrong with a confidence that a network which has only begun to learn cannot
+    have: loss per wrong answer is high while accuracy is good (inputs of another scale do that, and hardly show in
+    accuracy). The train loss is an average over its epoch and so lies above that of the epoch's end: a validation loss
+    far above it at once means that the two are not processed alike.
     """
-    train, val = history.epochs.train_loss, history.epochs.val_loss
+    train, val, accuracy = history.epochs.train_loss, history.epochs.val_loss, history.epochs.val_accuracy
     chance = history.chance_loss
-    if len(history.epochs) < max(params.min_epochs, FIRST_EPOCHS + 1) or chance is None:
+    if len(history.epochs) <= max(params.min_epochs, FIRST_EPOCHS) or chance is None or not accuracy.size:
         return None
     learned = np.flatnonzero(train < 0.7 * chance)
-    if not learned.size:
+    if not learned.size or learned[0] > FIRST_EPOCHS or train.min() < 0:
         return None
+    apart = (val > MISMATCH_RATIO * train) & (val - train > APART_SHARE * chance)
+    lost = apart & (val > STILL_LOST_SHARE * chance)
+    overconfident = apart & (val > OVERCONFIDENT_LOSS * (1.0 - accuracy)) & (accuracy > 0.5)
     first = int(learned[0])
-    early = slice(first, first + FIRST_EPOCHS)
-    ratio = float(np.min(val[early] / np.maximum(train[early], 1e-12)))
-    apart = float(np.min(val[early] - train[early])) > 0.25 * chance
-    stays = float(val.min()) > 0.35 * chance
-    if first >= len(train) // 2 or ratio < MISMATCH_RATIO or not (apart and stays) or first > 2 * FIRST_EPOCHS:
+    early = slice(first, first + FIRST_EPOCHS + 3)
+    start, length = max((longest_run(lost[early]), longest_run(overconfident[early])), key=lambda found: found[1])
+    if length < FIRST_EPOCHS or (val[first:].min() < APART_SHARE * chance):
         return None
+    return _report_mismatch(history, slice(first + start, first + start + length))
+
+
+def _report_mismatch(history: History, at: slice) -> Finding:
+    epochs = history.epochs
     evidence: dict[str, JsonValue] = {
-        "epochs": [int(e) for e in history.epochs.epoch[early]],
-        "train_loss": [significant(float(v), 4) for v in train[early]],
-        "val_loss": [significant(float(v), 4) for v in val[early]],
+        "epochs": [int(e) for e in epochs.epoch[at]],
+        "train_loss": [significant(float(v), 4) for v in epochs.train_loss[at]],
+        "val_loss": [significant(float(v), 4) for v in epochs.val_loss[at]],
+        "val_accuracy": [significant(float(v), 4) for v in epochs.val_accuracy[at]],
     }
-    span = (int(history.epochs.step[0]), int(history.epochs.step[min(first + FIRST_EPOCHS, len(val)) - 1]))
+    ratio = float(np.min(epochs.val_loss[at] / np.maximum(epochs.train_loss[at], 1e-12)))
     cause = (
-        f"from epoch {history.epochs.epoch[first]} on the validation loss is at least {ratio:.1f} times the train "
-        "loss: validation is not processed as training is (normalisation, labels, or BatchNorm with tiny batches)"
+        f"as early as epoch {epochs.epoch[at][0]} the validation loss is at least {ratio:.1f} times the train loss: "
+        "validation is not processed as training is (normalisation, labels, or BatchNorm with tiny batches)"
     )
+    span = (int(history.steps.step[0]), int(epochs.step[at][-1]))
     return Finding("mismatch", "fault", cause, evidence, span, [], 0.7)

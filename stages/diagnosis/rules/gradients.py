@@ -3,7 +3,7 @@
 import numpy as np
 
 from stages.config.diagnose import Diagnose
-from stages.diagnosis.curves import end_level, longest_run
+from stages.diagnosis.curves import end_level, longest_run, start_level
 from stages.diagnosis.finding import Finding, scaled, significant, to
 from stages.diagnosis.history import History
 from stages.diagnosis.levels import near_chance
@@ -30,9 +30,8 @@ def exploding_gradients(history: History, params: Diagnose) -> Finding | None:
     before = float(np.median(norm[: max(3, len(norm) // 50)]))
     inside = norm[start : start + length]
     grew = float(np.median(inside)) > GROWTH * before or before > UNBOUNDED_NORM
-    fell = end_level(loss[start : start + length]) < 0.9 * float(np.median(loss[start : start + 3]))
-    learned = end_level(loss) < 0.5 * float(np.median(loss[:3]))
-    if learned or (fell and not grew) or not (grew or near_chance(history)):
+    learned = end_level(loss) < 0.5 * start_level(loss)
+    if learned or not grew:
         return None
     first, last = int(history.steps.step[start]), int(history.steps.step[start + length - 1])
     evidence = {

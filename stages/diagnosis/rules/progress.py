@@ -46,7 +46,7 @@ def not_learning(history: History, params: Diagnose) -> Finding | None:
 
 def _why_not_learning(history: History) -> tuple[str, list[Change], float]:
     clipped, norm, loss = history.steps.clipped, history.steps.grad_norm, history.steps.loss
-    if clipped.size and clipped.mean() > MOSTLY_CLIPPED and history.optimizer == "sgd":
+    if _too_tightly_clipped(history):
         bound = significant(float(np.median(norm)))
         why = (
             f"{clipped.mean():.0%} of the steps were clipped to a norm of {history.clip_norm:g}, so that none moves far"
@@ -65,6 +65,12 @@ def _why_not_learning(history: History) -> tuple[str, list[Change], float]:
     return why, scaled(history, "lr", 0.1, "the more frequent of the two wrong sizes"), 0.4
 
 
+def _too_tightly_clipped(history: History) -> bool:
+    """True when nearly every step was cut down; of AdamW only the direction counts, so that it does not mind."""
+    clipped = history.steps.clipped
+    return bool(clipped.size) and float(clipped.mean()) > MOSTLY_CLIPPED and history.optimizer == "sgd"
+
+
 def lr_too_low(history: History, params: Diagnose) -> Finding | None:
     """The loss falls steadily all along, and the run ends with low accuracy before any plateau.
 
@@ -79,14 +85,18 @@ def lr_too_low(history: History, params: Diagnose) -> Finding | None:
         "train_loss_at_end": significant(float(loss[-1]), 6),
         "accuracy": final_accuracy(history) or 0.0,
     }
+    if _too_tightly_clipped(history):
+        reason, prescription, _ = _why_not_learning(history)
+    else:
+        reason = "the steps are too small, or too few"
+        prescription = [
+            *scaled(history, "lr", 10.0, "larger steps"),
+            *scaled(history, "epochs", 2.0, "if larger steps make the loss unsteady"),
+        ]
     cause = (
         f"the train loss fell in {falling_share(loss):.0%} of the epochs and won {_late_share(history):.0%} of its "
-        "progress in the second half, yet accuracy is still low: the steps are too small, or too few"
+        f"progress in the second half, yet accuracy is still low: {reason}"
     )
-    prescription = [
-        *scaled(history, "lr", 10.0, "larger steps"),
-        *scaled(history, "epochs", 2.0, "if larger steps make the loss unsteady"),
-    ]
     span = (int(history.steps.step[0]), int(history.steps.step[-1]))
     return Finding("lr_too_low", "fault", cause, evidence, span, prescription, 0.7)
 
@@ -113,7 +123,7 @@ def underfitting(history: History, params: Diagnose) -> Finding | None:
 
 def _steadily_falling(history: History) -> bool:
     loss = history.epochs.train_loss
-    enough = len(loss) >= 6 and bool(np.isfinite(loss).all())
+    enough = len(loss) >= 6 and bool(np.isfinite(loss).all()) and float(loss.min()) >= 0
     return enough and loss[-1] < loss[0] and falling_share(loss) >= STEADY and _late_share(history) >= LATE_SHARE
 
 

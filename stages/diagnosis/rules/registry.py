@@ -13,6 +13,7 @@ from stages.diagnosis.rules.outputs import class_collapse, double_softmax
 from stages.diagnosis.rules.progress import lr_too_low, not_learning, underfitting
 from stages.diagnosis.rules.schedule import schedule
 from stages.diagnosis.rules.stability import diverged, oscillating, spike, spike_recovered
+from stages.diagnosis.rules.start import bad_start
 
 Rule = Callable[[History, Diagnose], Finding | None]
 
@@ -21,6 +22,7 @@ AT_ONCE: tuple[Rule, ...] = (nan, diverged)
 
 RULES: tuple[Rule, ...] = (
     nan,
+    bad_start,
     schedule,
     double_softmax,
     unshuffled,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from stages.config.diagnose import Diagnose
-from stages.diagnosis.curves import end_level
+from stages.diagnosis.curves import end_level, start_level
 from stages.diagnosis.finding import Finding, significant, to
 from stages.diagnosis.history import History
 from stages.diagnosis.levels import low_accuracy
@@ -46,12 +46,14 @@ def _gone_early(history: History, params: Diagnose) -> Finding | None:
     peak = int(np.argmax(lr))
     alive = np.flatnonzero(lr >= GONE * lr[peak])
     gone = int(alive[-1]) + 1
-    if gone > GONE_BEFORE * len(lr) or low_accuracy(history, params) is None:
+    loss = history.steps.loss
+    unlearned = end_level(loss) > 0.5 * start_level(loss) or low_accuracy(history, params) is not None
+    if gone > GONE_BEFORE * len(lr) or not unlearned:
         return None
     evidence = {"gone_at_step": int(steps[gone]), "steps": len(lr), "lr_at_end": significant(float(lr[-1]), 4)}
     cause = (
-        f"the learning rate is below 1% of its peak from step {steps[gone]} of {steps[-1]} on, and accuracy is low: it "
-        "decays far too fast, as when a decay per epoch is applied per batch"
+        f"the learning rate is below 1% of its peak from step {steps[gone]} of {steps[-1]} on, and the loss is still "
+        "high: it decays far too fast, as when a decay per epoch is applied per batch"
     )
     return Finding("schedule", "fault", cause, evidence, (int(steps[gone]), int(steps[-1])), [], 0.9)
 

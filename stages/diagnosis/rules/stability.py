@@ -1,5 +1,7 @@
 """Steps that are too big: oscillation, divergence, spikes."""
 
+import math
+
 import numpy as np
 
 from stages.config.diagnose import Diagnose
@@ -16,6 +18,7 @@ DIVERGED = 1.2
 JUMP = 0.5
 """A spike lifts log(loss) by at least this (a factor of 1.65), and keeps it up for the next steps."""
 AFTER = 5
+LEARNED = 0.8
 LR_RISE = 1.5
 """A loss that rises after the learning rate rose by this factor belongs to the schedule (warm restarts)."""
 
@@ -100,7 +103,7 @@ def _find_spike(history: History, params: Diagnose) -> dict[str, float] | None:
     window = int(np.clip(len(loss) // 20, 20, 200))
     if len(loss) < 3 * window or loss.min() < 0:
         return None
-    scale = abs(start_level(loss)) or 1.0
+    scale = min(abs(start_level(loss)), history.chance_loss or math.inf) or 1.0
     curve = np.log(loss + 0.02 * scale)
     candidates = np.flatnonzero(curve[window:] - _trailing_median(curve, window) > JUMP) + window
     worst: dict[str, float] | None = None
@@ -111,7 +114,8 @@ def _find_spike(history: History, params: Diagnose) -> dict[str, float] | None:
         spread = max(sigma(np.diff(before)) / np.sqrt(2.0), sigma(before) / 2.0, 0.05)
         z = (float(curve[at]) - base) / spread
         lasting = len(after) == AFTER and float(np.median(after)) - base > max(3.0 * spread, JUMP / 2.0)
-        if z < params.spike_z or not lasting or _lr_rose(history, at, window):
+        learned = float(np.median(loss[at - window : at])) < LEARNED * scale  # Else there is nothing to come back to.
+        if z < params.spike_z or not (lasting and learned) or _lr_rose(history, at, window):
             continue
         if worst is None or z > worst["z"]:
             end = float(np.median(curve[-max(AFTER, len(curve) // 20) :]))

@@ -1,0 +1,131 @@
+"""What a file says of itself, joined with the record of the run that made it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stages.reporting import git, origin
+from stages.runtime import embedding, record
+from stages.runtime.exits import BadData
+from stages.runtime.files import IDENTITY_FILE, digest, read_json
+
+MANIFEST = "manifest.json"
+RECORD_SUFFIX = ".record.json"
+"""A released folder `<digest>` has its record beside it: `<digest>.record.json`."""
+
+Description = dict[str, Any]
+
+
+def describe(path: Path) -> Description:
+    """All that is known of a checkpoint, a .safetensors or .onnx file, a bundle, or another artifact's folder.
+
+    Keys: path, kind, digest, identity (None where the file carries none), made (commit, dirty, branch, time, host,
+    how), notes, and for a checkpoint `checkpoint`. Raises `BadData` for what is missing, damaged or of unknown kind.
+    """
+    kind = kind_of(path)
+    if kind == "checkpoint":
+        return _checkpoint(path)
+    identity = _identity(path, kind)
+    notes = [] if identity else ["it carries no identity: Shipway did not make it, or it was written anew since"]
+    found = digest(path)
+    made, more = _made(path, found, identity)
+    shown = {"path": path.as_posix(), "kind": kind, "digest": found, "identity": identity, "made": made}
+    return {**shown, "notes": [*notes, *more]}
+
+
+def kind_of(path: Path) -> str:
+    """`bundle`, `artifact`, `checkpoint`, `safetensors` or `onnx`. Raises `BadData`."""
+    if path.is_dir():
+        if (path / MANIFEST).is_file():
+            return "bundle"
+        if (path / IDENTITY_FILE).is_file():
+            return "artifact"
+        raise BadData(f"{path} is no artifact: it has neither {MANIFEST} nor {IDENTITY_FILE}; give a bundle's folder")
+    if not path.is_file():
+        raise BadData(f"{path} is missing; give a file or folder that a run left")
+    kinds = {".pt": "checkpoint", ".safetensors": "safetensors", ".onnx": "onnx"}
+    if path.suffix not in kinds:
+        allowed = "a checkpoint (.pt), a .safetensors file, an .onnx file, or a bundle's folder"
+        raise BadData(f"{path} is of unknown kind; required is {allowed}")
+    return kinds[path.suffix]
+
+
+def _identity(path: Path, kind: str) -> dict[str, Any] | None:
+    try:
+        if kind in ("safetensors", "onnx"):
+            return embedding.read(path)
+        file = path / IDENTITY_FILE
+        return dict(read_json(file)) if file.is_file() else embedding.read(path / "model.onnx")
+    except OSError:
+        raise
+    except Exception as error:  # struct, json and protobuf each have their own for a damaged file.
+        raise BadData(f"{path} is damaged and cannot be read as {kind} ({type(error).__name__})") from None
+
+
+def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """The commit, time and host of the run that made these bytes, and what a person should know of them."""
+    recorded = find_record(path, found)
+    if recorded is None:
+        found_at = origin.find(path, identity)
+        notes = ["the record of its run is not at hand (.shipway/runs)"]
+        return {"commit": found_at.commit, "dirty": None, "how": found_at.how}, notes
+    state = dict(recorded["git"])
+    made = {**state, "time": recorded["time"], "host": recorded["host"]["name"], "how": "the record of its run"}
+    made |= {"lineage": recorded.get("result") or None}
+    notes = []
+    if state["commit"] is None:
+        notes.append(f"no commit: {state.get('why') or 'made outside git'}")
+    elif state.get("branch") is None:
+        notes.append("made on a detached HEAD: no branch was checked out")
+    if state.get("dirty"):
+        notes.append(f"the tree had uncommitted changes (hash {state['dirty'][:12]}): the commit alone is not enough")
+    return made, notes
+
+
+def find_record(path: Path, found: str) -> dict[str, Any] | None:
+    """The run's record: from the state folder, or from beside a released bundle (also for a file in it)."""
+    recorded = record.find(found)
+    if recorded is not None:
+        return recorded
+    whole = path.resolve()
+    for folder in (whole, whole.parent):
+        beside = folder.with_name(folder.name + RECORD_SUFFIX)
+        if beside.is_file():
+            try:
+                return dict(read_json(beside))
+            except ValueError:
+                raise BadData(f"{beside} is damaged: no JSON; remove it to look without it") from None
+    return None
+
+
+def _checkpoint(path: Path) -> Description:
+    from stages.checkpoints.store import describe as read_checkpoint  # Loads torch: seconds.
+
+    meta = read_checkpoint(path)
+    last = (meta.get("lineage") or [{}])[-1]
+    made = {name: last.get(name) for name in ("commit", "branch", "dirty")}
+    made |= {"time": last.get("started"), "host": (last.get("host") or {}).get("name"), "how": "its own lineage"}
+    notes = []
+    if meta.get("intact") is False:
+        notes.append("its checksum does not hold: the file was truncated or altered")
+    elif meta.get("intact") is None:
+        notes.append("its seal (.json) is missing: whether it was written to its end is not known")
+    if made["commit"] is None:
+        notes.append("no commit: made outside git")
+    if made["dirty"]:
+        notes.append("the tree had uncommitted changes: the commit alone does not give it")
+    params = {**meta.get("params", {}), **{name: meta[name] for name in ("seed", "threads") if name in meta}}
+    identity = {"stage": meta["stage"], "params": params, "code": meta["code"], "data": meta.get("data")}
+    identity |= {"versions": last.get("versions", {}), "parents": meta.get("inputs") or {}, "ancestors": {}}
+    shown = {"path": path.as_posix(), "kind": "checkpoint", "digest": digest(path), "identity": identity, "made": made}
+    return {**shown, "checkpoint": meta, "notes": notes}
+
+
+def checked_out(made: Mapping[str, Any]) -> str:
+    """How what is checked out now stands to the commit that made it."""
+    now = git.head()
+    if now is None:
+        return "there is no git repository here"
+    if made.get("commit") is None:
+        return "its commit is not known"
+    return "its commit is checked out" if now == made["commit"] else f"another commit is checked out: {now[:12]}"
