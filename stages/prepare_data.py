@@ -129,7 +129,7 @@ def _summary(info: Info) -> str:
     sizes = ", ".join(f"{info.splits[name]} {name}" for name in ("train", "val", "test"))
     notes = [f"{sizes}, {info.splits['calibration']} of train for calibration", f"{len(info.classes)} classes"]
     if info.dropped:
-        notes.append(f"{sum(info.dropped.values())} bad samples dropped")
+        notes.append(f"bad samples dropped: {sum(info.dropped.values())}")
     if info.duplicates["copies"]:
         notes.append(f"{info.duplicates['copies']} exact copies ({info.duplicates['conflicting']} with another label)")
     if info.duplicates["in_official_test"]:

@@ -147,4 +147,4 @@ def bound(prepared: Prepared, chosen: LoaderSettings, speeds: dict[str, Speed]) 
         return f"reading samples bounds the loader: workers give {gain:.1f} times the speed of one process"
     if prepared.info.kind == "files":
         return "decoding the image files bounds the loader"
-    return "the array is in memory: single samples would cost more in Python than in reading"
+    return "reading the array bounds nothing: the default loader spends its time on Python's work per sample"

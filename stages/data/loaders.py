@@ -89,5 +89,6 @@ def loader_settings(prepared: Prepared) -> LoaderSettings:
 
 def describe(settings: LoaderSettings) -> str:
     """`batched indexing in process`, `per-sample indexing in 2 workers`."""
-    where = f"in {settings.workers} workers" if settings.workers else "in process"
+    plural = "" if settings.workers == 1 else "s"
+    where = f"in {settings.workers} worker{plural}" if settings.workers else "in process"
     return f"{'batched' if settings.batched else 'per-sample'} indexing {where}"

@@ -85,9 +85,9 @@ def test_a_former_decision_stays_unless_another_is_clearly_faster(prepared: Prep
 def test_fixed_workers_are_used_and_nothing_else_is_tried(prepared: Prepared) -> None:
     result = _run(prepared, fixed_workers=1)
     assert loader_settings(prepared) == LoaderSettings(1, True)
-    assert "batched indexing in 1 workers (fixed by benchmark_data.fixed_workers)" in result.summary
+    assert "batched indexing in 1 worker (fixed by benchmark_data.fixed_workers)" in result.summary
     values = read_json(benchmark_data.MEASURED)
-    assert set(values["loaders"]) == {"batched indexing in 1 workers", DEFAULT_LOADER}
+    assert set(values["loaders"]) == {"batched indexing in 1 worker", DEFAULT_LOADER}
 
 
 def test_every_candidate_is_tried_once_within_a_tiny_budget(prepared: Prepared) -> None:

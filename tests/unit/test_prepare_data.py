@@ -161,7 +161,7 @@ def test_a_bad_row_is_listed_or_dropped(tmp_path: Path, name: str) -> None:
     assert prepared.info.dropped == {reason: 1}
     assert len(prepared.labels) == 199
     assert np.array_equal(prepared.read([5])[0], table[6].astype(np.float32))
-    assert "1 bad samples dropped" in result.summary
+    assert "bad samples dropped: 1" in result.summary
     assert read_json(tmp_path / "drop" / "metrics.json")["dropped"] == 1
 
 
@@ -278,3 +278,14 @@ def test_as_a_process_a_factory_that_cannot_be_imported_ends_with_64(workspace: 
     assert done.returncode == 64
     assert "nowhere.at_all cannot be imported: ModuleNotFoundError" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_as_a_process_on_a_full_disk_it_ends_with_74_and_leaves_nothing(workspace: Path) -> None:
+    write_npz(workspace / "a.npz", x=np.random.default_rng(0).normal(size=(30_000, 20)), y=np.arange(30_000) % 2)
+    _set_data(workspace, "{source: npz, path: a.npz}")
+    command = ["bash", "-c", 'ulimit -f 500; exec "$0" -m stages.prepare_data', sys.executable]  # 500 KiB a file.
+    done = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
+    assert done.returncode == 74, done.stdout + done.stderr
+    assert "File too large" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert [path for path in (workspace / "artifacts").rglob("*") if path.is_file()] == []
