@@ -1,10 +1,10 @@
 """Section `distill`: a smaller student learns from the teacher."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from stages.config.base import Positive, Section
+from stages.config.base import Positive, Section, accompanies
 from stages.config.fit import Fit
 from stages.config.model import Model
 
@@ -22,10 +22,16 @@ class Distill(Section):
     """Softens both distributions; the soft loss is scaled by its square."""
 
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
-    """Weight of the soft loss; 1 - alpha is the weight of the labels."""
+    """Weight of the soft loss; 1 - alpha is the weight of the labels. 0: the student learns alone."""
 
-    max_drop: Annotated[float, Field(ge=0.0, le=1.0)] = 0.02
+    max_drop: Annotated[float, Field(ge=0.0, le=1.0)] = accompanies(0.02)
     """Gate: how far the student's validation accuracy may lie below the teacher's (0.02 = 2 points)."""
 
     fit: Fit = Fit()
     """The student's training."""
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> Self:
+        if self.alpha == 1.0 and self.fit.label_smoothing > 0.0:
+            raise ValueError("fit.label_smoothing has no effect with alpha 1, which leaves the labels out; set it to 0")
+        return self

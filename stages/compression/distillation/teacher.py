@@ -14,37 +14,46 @@ _BATCH = 256
 class Teacher:
     """Raw batch -> the teacher's logits (n, classes), float32.
 
-    `remember` asks it once about every sample of the train split, in a fixed order and batch size; from then on a
-    sample is recognised by its content. So an epoch costs little more than training the student alone, and the answers
-    do not depend on which samples share a batch, nor on where a run was resumed. A sample that was not remembered
-    (augmented, for instance) is asked about when it comes.
+    When it is asked first, it looks once at every sample of the train split, in a fixed order and batch size; from
+    then on it recognises a sample by its content. So an epoch costs little more than training the student alone, and
+    the answers do not depend on which samples share a batch, nor on where a run was resumed. A batch with a sample
+    that it has not seen (an augmented one) goes through the network.
     """
 
-    def __init__(self, module: nn.Module, preprocess: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, preprocess: nn.Module, prepared: Prepared, loader: LoaderSettings | None = None
+    ) -> None:
         self.module = module.eval().requires_grad_(False)
         self.preprocess = preprocess
+        self._prepared = prepared
+        self._loader = loader or LoaderSettings()
         self._logits: Tensor | None = None
         self._rows: dict[bytes, int] = {}
 
-    def remember(self, prepared: Prepared, settings: LoaderSettings) -> None:
-        """Asks about the whole train split. Memory: 4 bytes x classes, and a key of 16 bytes, for each sample."""
-        answers: list[Tensor] = []
-        known: dict[bytes, int] = {}
-        for raw, _ in batches(prepared, prepared.indices("train"), _BATCH, settings):
-            start = sum(map(len, answers))
-            for row, key in enumerate(_keys(raw)):
-                known.setdefault(key, start + row)
-            answers.append(self._ask(raw))
-        self._logits, self._rows = torch.cat(answers), known
-
     def __call__(self, raw: Tensor) -> Tensor:
-        """Logits (n, classes) of the raw batch (n, *shape), on its device."""
+        """Logits (n, classes) for the raw batch (n, *shape), on its device."""
         if self._logits is None:
-            return self._ask(raw)
+            self._logits = self._look_at_all(raw.device)
         rows = [self._rows.get(key, -1) for key in _keys(raw)]
         if -1 in rows:
             return self._ask(raw)
-        return self._logits[torch.tensor(rows)].to(raw.device)
+        return self._logits[torch.tensor(rows, device=raw.device)]
+
+    def _look_at_all(self, device: torch.device) -> Tensor:
+        """All answers (N, classes); `_rows` becomes content -> row. Equal samples share the first one's answer.
+
+        Memory: 4 bytes x classes, and a key of 16 bytes, for each sample.
+        """
+        self.module.to(device)
+        self.preprocess.to(device)
+        answers: list[Tensor] = []
+        seen = 0
+        for raw, _ in batches(self._prepared, self._prepared.indices("train"), _BATCH, self._loader):
+            for row, key in enumerate(_keys(raw), seen):
+                self._rows.setdefault(key, row)
+            seen += len(raw)
+            answers.append(self._ask(raw.to(device)))
+        return torch.cat(answers)
 
     @torch.no_grad()
     def _ask(self, raw: Tensor) -> Tensor:
