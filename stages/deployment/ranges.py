@@ -37,8 +37,10 @@ class Extremes:
 
 def histogram(values: npt.NDArray[np.float32], whole: Range) -> npt.NDArray[np.int64]:
     """Counts (BINS,) of one batch between the tensor's extremes."""
-    counts, _ = np.histogram(values, bins=BINS, range=_open(whole))
-    return counts
+    low, high = _open(whole)
+    # In float64: np.histogram places its edges in float32, where a narrow range has fewer numbers than bins.
+    bins = ((values.ravel().astype(np.float64) - low) * (BINS / (high - low))).astype(np.int64)
+    return np.bincount(bins.clip(0, BINS - 1), minlength=BINS)
 
 
 def percentile(counts: npt.NDArray[np.int64], whole: Range, share: float = 0.9999) -> Range:
@@ -85,6 +87,6 @@ def _divergence(counts: Floats, size: int) -> float:
 
 
 def _open(whole: Range) -> Range:
-    """A range that is not empty: numpy widens an empty one by itself, but differently per call."""
+    """The range itself, or a narrow one around a constant."""
     low, high = whole
     return (low, high) if high > low else (low, low + 1e-6 * max(1.0, abs(low)))

@@ -123,10 +123,10 @@ def _try(
         return Trial(candidate.name, None, f"cannot be made: {error}")
     except sessions.RunFailed as error:
         return Trial(candidate.name, None, error.sentence)
-    return Trial(candidate.name, accuracy, _too_low("validation", accuracy, before, task.settings.max_drop))
+    return Trial(candidate.name, accuracy, too_low("validation", accuracy, before, task.settings.max_drop))
 
 
-def _too_low(split: str, accuracy: float, before: float, max_drop: float) -> str | None:
+def too_low(split: str, accuracy: float, before: float, max_drop: float) -> str | None:
     drop = before - accuracy
     if drop <= max_drop + 1e-12:  # Differences of shares carry rounding errors.
         return None
@@ -143,7 +143,7 @@ def _choose(task: Task, trials: list[Trial]) -> Decision:
     sample = task.prepared.read(task.prepared.indices("val")[:1])
     paths = {name: task.file(name) for name in names}
     timings = latency(paths, sample, task.threads, task.settings.repeats, task.settings.warmup)
-    name, because = _fastest(task, timings)
+    name, because = fastest(task, timings)
     if name == FLOAT:
         return Decision(FLOAT, None, because, timings=timings)
     decision = _confirm(task, name, because)
@@ -151,14 +151,14 @@ def _choose(task: Task, trials: list[Trial]) -> Decision:
     return decision
 
 
-def _fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
+def fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
     """The sticky choice by median latency; INT8 carries the factor by which it must be faster."""
     fixed = task.settings.fixed
     factor = task.settings.min_speedup
     costs = {name: taken.p50_ms * (1.0 if name == FLOAT else factor) for name, taken in timings.items()}
     if fixed is not None:
         costs = {name: cost for name, cost in costs.items() if name != FLOAT}
-    name, _ = decisions.stick(STAGE, _key(task), costs, {name: name for name in costs})
+    name, _ = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs})
     if fixed is not None:
         return str(name), "quantize.fixed asks for it, and it keeps the accuracy"
     if name == FLOAT:
@@ -166,7 +166,8 @@ def _fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
     return str(name), f"keeps the accuracy and is at least {factor:g} times as fast as float on this processor"
 
 
-def _key(task: Task) -> dict[str, Any]:
+def decision_key(task: Task) -> dict[str, Any]:
+    """What the choice depends on: another one of these is another decision."""
     return {
         "device": decisions.device_key(),
         "model": sha256_file(task.path),
@@ -184,7 +185,7 @@ def _confirm(task: Task, name: str, because: str) -> Decision:
         for which in (FLOAT, name)
     }
     evidence = {"test": {"float": accuracies[FLOAT], "int8": accuracies[name]}}
-    refused = _too_low("test", accuracies[name], accuracies[FLOAT], task.settings.max_drop)
+    refused = too_low("test", accuracies[name], accuracies[FLOAT], task.settings.max_drop)
     if refused:
         return Decision(FLOAT, None, f"{name} was chosen on validation, but {refused}", evidence)
     return Decision("int8", name, because, evidence)
