@@ -11,7 +11,8 @@ class FindBatchSize(Section):
     """Finds micro-batch x accumulation for the effective batch of `train.batch_size` within a memory budget."""
 
     memory_budget_mib: Positive | None = None
-    """Peak memory that a training step may use, in MiB; null: what the device or the container has."""
+    """Peak memory that a training may use, in MiB; null: what the device or the container has. On a CPU the whole
+    process counts (PyTorch alone takes some 250 MiB), on a GPU what PyTorch holds there."""
 
     safety_margin: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
     """Share of the budget that is left free."""

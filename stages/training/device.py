@@ -1,16 +1,23 @@
 """Where training runs, and its random state."""
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
 
+from stages.runtime import decisions
 from stages.runtime.seeds import derive
 
 
 def best_device() -> torch.device:
     """The GPU where torch sees one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def key_of(device: torch.device) -> dict[str, Any]:
+    """What a decision about this device is kept under and carries: kind, processor, cores, GPU."""
+    return {"kind": device.type, **decisions.device_key()}
 
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:

@@ -14,6 +14,8 @@ from stages.data.prepared import Prepared
 from stages.runtime import identity
 from stages.runtime.exits import BadData
 from stages.runtime.files import read_json
+from stages.runtime.progress import say
+from stages.training.device import best_device, key_of
 
 DECISION = "decision.json"
 
@@ -59,12 +61,19 @@ def open_store(
 def micro_batch(decision: Path, batch_size: int) -> int:
     """Samples per forward pass for this effective batch, from the folder that `find_batch_size` left.
 
-    The largest divisor of `batch_size` that is not above the decision's micro-batch: that size was tried on this
-    machine, smaller ones fit too. Raises `BadData` when the decision cannot be read.
+    The largest divisor of `batch_size` that is not above the decision's micro-batch: what was tried there fits, and so
+    does anything smaller. Says so when the decision was made on another device. Raises `BadData` when it cannot be
+    read.
     """
     path = decision / DECISION
     try:
-        largest = int(read_json(path)["micro_batch"])
+        made = read_json(path)
+        largest, device = int(made["micro_batch"]), made["device"]
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise BadData(f"{path} cannot be read ({error!r}); run `shipway run find_batch_size` again") from None
+    if device is not None and device != key_of(best_device()):
+        say(
+            f"warning: micro-batch {largest} was found on another device; `shipway run find_batch_size --force` "
+            "finds it anew for this one"
+        )
     return max(size for size in range(1, min(largest, batch_size) + 1) if batch_size % size == 0)

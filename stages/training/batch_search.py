@@ -1,0 +1,143 @@
+"""Finds the largest micro-batch that fits, by running it in a child process. Free of torch: the child imports it."""
+
+import json
+import select
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import psutil
+
+from stages.runtime.exits import BadParams, GateFailed
+
+MIB = 2.0**20
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A micro-batch that was run."""
+
+    micro_batch: int
+    peak_mib: float
+    step_ms: float
+
+
+@dataclass
+class Search:
+    """What was found, and what was tried on the way."""
+
+    chosen: Measured
+    limit_mib: float
+    tried: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Prober:
+    """A child process that runs sizes; started again after it died. Use as a context manager: it leaves no orphan."""
+
+    def __init__(self, setup: dict[str, Any], safety_margin: float) -> None:
+        self._setup = setup
+        self._margin = safety_margin
+        self._child: subprocess.Popen[str] | None = None
+        self.device: dict[str, Any] = {}
+        self.limit_mib = 0.0
+        self.base_mib = 0.0
+
+    def __enter__(self) -> "Prober":
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(self, micro_batch: int) -> Measured | None:
+        """Two full steps; None when they do not fit. Raises `BadParams` when the network itself fails."""
+        if self._child is None:
+            self._start()
+        reply = self._ask(str(micro_batch))
+        if reply is None or not reply["fits"]:
+            self._end()  # What it allocated goes with it.
+            return None
+        measured = Measured(micro_batch, reply["peak_mib"], reply["step_ms"])
+        return measured if measured.peak_mib <= self.limit_mib else None
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "stages.training.probe"]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        hello = self._ask(json.dumps(self._setup), watched=False)
+        if hello is None:
+            raise BadParams("the probe process ended before it could run anything; see its message above")
+        self.device = hello["device"]
+        self.limit_mib = hello["budget_mib"] * (1.0 - self._margin)
+        self.base_mib = hello["base_mib"]
+
+    def _ask(self, line: str, *, watched: bool = True) -> dict[str, Any] | None:
+        """The reply; None when the child died, or was ended because it took more than the limit."""
+        child = self._child
+        if child is None or child.stdin is None or child.stdout is None:
+            raise RuntimeError("the probe process is not running")
+        try:
+            child.stdin.write(line + "\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return None
+        answer = _when_ready(child, self.limit_mib if watched and self.device.get("kind") == "cpu" else None)
+        reply: dict[str, Any] | None = json.loads(answer) if answer else None
+        if reply is not None and "error" in reply:
+            raise BadParams(str(reply["error"]))
+        return reply
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def search(batch_size: int, first: int, prober: Prober) -> Search:
+    """Tries `first`, then ever smaller divisors of the effective batch, at least halving, until one fits.
+
+    The largest that fits is taken: it has the fewest passes. Every size handed on was run. Raises `GateFailed` when
+    not even one sample fits.
+    """
+    tried: list[dict[str, Any]] = []
+    size: int | None = first
+    while size is not None:
+        measured = prober.run(size)
+        peak = None if measured is None else round(measured.peak_mib, 1)
+        tried.append({"micro_batch": size, "fits": measured is not None, "peak_mib": peak})
+        if measured is not None:
+            return Search(measured, prober.limit_mib, tried)
+        size = smaller(batch_size, size)
+    raise GateFailed(
+        f"not even one sample fits: a training must stay below {prober.limit_mib:.0f} MiB (the budget less its safety "
+        f"margin), its process takes {prober.base_mib:.0f} MiB before it has a model; raise "
+        "find_batch_size.memory_budget_mib or take a smaller model",
+        {"limit_mib": prober.limit_mib, "base_mib": prober.base_mib, "tried": list(tried)},
+    )
+
+
+def smaller(batch_size: int, size: int) -> int | None:
+    """The largest divisor of the effective batch that is at most half of `size`; None after 1."""
+    return max((part for part in range(1, size // 2 + 1) if batch_size % part == 0), default=None)
+
+
+def _when_ready(child: "subprocess.Popen[str]", limit_mib: float | None) -> str:
+    """The child's next line; empty when it ended. Ends it as soon as its memory passes the limit."""
+    if child.stdout is None:
+        return ""
+    if limit_mib is not None:
+        _watch(child, child.stdout, limit_mib)
+    return child.stdout.readline()
+
+
+def _watch(child: "subprocess.Popen[str]", replies: IO[str], limit_mib: float) -> None:
+    """Returns when a line is waiting or the child has ended."""
+    watched = psutil.Process(child.pid)
+    while not select.select([replies], [], [], _POLL_S)[0]:
+        try:
+            if watched.memory_info().rss / MIB > limit_mib:
+                child.kill()
+        except psutil.NoSuchProcess:
+            return
