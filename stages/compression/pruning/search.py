@@ -54,6 +54,8 @@ def shrink(module: nn.Module, input_shape: Shape, max_macs: float, rules: Rules,
     same module gives the same copy.
     """
     before = count(module, input_shape)
+    if before.macs == 0:
+        return Pruned(module, before, {}, {}, reason="it has no multiply-accumulates that can be counted")
     if before.macs <= max_macs:
         return Pruned(module, before, {}, {}, reason="")
     try:

@@ -82,7 +82,9 @@ def test_an_unreachable_target_gives_the_nearest_and_says_so() -> None:
 def test_the_same_module_gives_the_same_copy() -> None:
     first, second = (pruned(copy.deepcopy(model)).module for model in [zoo.plain()] * 2)
     assert first is not second
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "grouped", "depthwise", "group_norm", "flattened", "Skip", "SqueezeExcite"])
@@ -228,6 +230,7 @@ def test_transformer_loses_feed_forward_and_keeps_its_heads() -> None:
     assert any("4 heads" in reason for reason in done.spared.values())
     attention = done.module.layers.layers[0].self_attn
     assert (attention.embed_dim, attention.num_heads) == (32, 4)
+    assert done.counts.macs < 0.75 * count(zoo.Encoder(), zoo.IMAGE).macs
 
 
 def test_fused_attention_that_breaks_is_spared_and_the_rest_is_pruned() -> None:
