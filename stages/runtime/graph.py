@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from stages.config.loading import read_yaml
+import yaml
 
 DVC_FILE = Path("dvc.yaml")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Written in C where PyYAML has it: this file is read several times in every stage."""
 
 
 def split_name(address: str) -> tuple[str, str]:
@@ -17,7 +19,7 @@ def split_name(address: str) -> tuple[str, str]:
 def entry(address: str, path: Path = DVC_FILE) -> dict[str, Any]:
     """The stage's entry in dvc.yaml; of a foreach stage its `do` part."""
     stage, _ = split_name(address)
-    found: dict[str, Any] = read_yaml(path)["stages"][stage]
+    found: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)["stages"][stage]  # noqa: S506
     return dict(found.get("do", found))
 
 
