@@ -1,7 +1,8 @@
 """Structured pruning on small models of every kind: as far as sensible, or the reason why not."""
 
 import copy
-import importlib.util
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,21 +13,13 @@ from torch import Tensor, nn
 from stages.compression.pruning import dependencies
 from stages.compression.pruning.candidates import survey
 from stages.compression.pruning.search import Pruned, Rules, example, shrink
+from stages.config.model import Model
 from stages.models import store
 from stages.models.counting import count
-
-spec = importlib.util.spec_from_file_location("zoo", Path(__file__).parent / "zoo.py")
-assert spec is not None
-assert spec.loader is not None
-zoo = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(zoo)
+from stages.models.registry import build
+from tests.unit.compression import zoo
 
 RULES = Rules(importance="l2", scope="global", round_to=16)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
 
 
 def pruned(module: nn.Module, shape: tuple[int, ...] = zoo.IMAGE, ratio: float = 0.5, rules: Rules = RULES) -> Pruned:
@@ -309,9 +302,6 @@ def test_weights_that_are_not_finite_are_named() -> None:
 
 
 def test_the_pruned_structure_comes_back_without_the_pruner(tmp_path: Path) -> None:
-    from stages.config.model import Model
-    from stages.models.registry import build
-
     kwargs = {"depth": 8, "width": 32}
     module = build(Model(name="resnet_cifar", kwargs=kwargs), (8, 8, 1), 10).eval()
     before = count(module, (8, 8, 1))
@@ -323,9 +313,6 @@ def test_the_pruned_structure_comes_back_without_the_pruner(tmp_path: Path) -> N
         "assert 'torch_pruning' not in sys.modules\n"
         "torch.manual_seed(0); print(module(torch.randn(3, 1, 8, 8)).flatten().tolist())"
     )
-    import subprocess
-    import sys
-
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(0)
     expected = done.module.eval()(torch.randn(3, 1, 8, 8)).flatten().tolist()
