@@ -36,11 +36,8 @@ def save(model: onnx.ModelProto, path: Path, single_file_bytes: int = _SINGLE_FI
     if model.ByteSize() > single_file_bytes:
         data = f"{path.name}.data"
         (path.parent / data).unlink(missing_ok=True)  # onnx appends to a file that is there.
-        onnx.external_data_helper.convert_model_to_external_data(model, location=data)
-        onnx.external_data_helper.save_external_data(model, str(path.parent))
-        for tensor in model.graph.initializer:
-            if onnx.external_data_helper.uses_external_data(tensor):
-                tensor.ClearField("raw_data")
+        onnx.save_model(model, path, save_as_external_data=True, location=data)
+        model = onnx.load(path, load_external_data=False)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 

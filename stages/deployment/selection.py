@@ -127,6 +127,7 @@ def _try(
 
 
 def too_low(split: str, accuracy: float, before: float, max_drop: float) -> str | None:
+    """Why an accuracy breaks the bound, or None."""
     drop = before - accuracy
     if drop <= max_drop + 1e-12:  # Differences of shares carry rounding errors.
         return None
