@@ -72,6 +72,8 @@ class History:
     """Bound on the gradient norm; None: not clipped."""
     planned_epochs: int | None = None
     stage: str = "train"
+    restarts: tuple[int, ...] = ()
+    """Steps before which the weights were changed from outside (a round of pruning): the loss may jump there."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of params.yaml -> values that the stage read; empty where the record does not tell."""
 
@@ -115,6 +117,7 @@ def read_history(folder: Path) -> History:
         clip_norm=_optional(folder, meta, "clip_norm", float),
         planned_epochs=_optional(folder, meta, "epochs", int),
         stage=stage,
+        restarts=_restarts(folder, meta),
         settings=settings,
     )
 
@@ -154,6 +157,13 @@ def _optional(folder: Path, meta: Mapping[str, Any], name: str, kind: type[int] 
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise BadData(f"{folder / 'meta.json'}: {name} must be a number above 0 or null; got {value!r}")
     return kind(value)
+
+
+def _restarts(folder: Path, meta: Mapping[str, Any]) -> tuple[int, ...]:
+    try:
+        return tuple(int(round_["step"]) for round_ in meta.get("rounds") or [])
+    except (TypeError, KeyError, ValueError):
+        raise BadData(f"{folder / 'meta.json'}: rounds must be a list of {{epoch, step}}") from None
 
 
 def _columns(path: Path, names: Sequence[str], *, may_be_empty: bool) -> dict[str, Floats]:

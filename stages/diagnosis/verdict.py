@@ -8,7 +8,6 @@ from stages.config.diagnose import Diagnose
 from stages.diagnosis.curves import end_level, start_level
 from stages.diagnosis.finding import Change, Finding
 from stages.diagnosis.history import History, read_history
-from stages.diagnosis.levels import final_accuracy
 from stages.diagnosis.rules.nonfinite import first_nonfinite
 from stages.diagnosis.rules.registry import AT_ONCE, RULES, Rule
 
@@ -105,7 +104,7 @@ def _sentence(cause: Finding, symptoms: list[Finding], passed: bool) -> str:
 
 
 def _course(history: History) -> str:
-    accuracy = final_accuracy(history)
-    end = f", accuracy {accuracy:.1%}" if accuracy is not None else ""
+    accuracy = history.epochs.val_accuracy
+    end = f", validation accuracy {accuracy.max():.1%}" if accuracy.size else ""
     loss = history.steps.loss
     return f"train loss {start_level(loss):.3g} -> {end_level(loss):.3g} over {len(history.epochs)} epochs{end}"

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -114,4 +115,5 @@ def _end(command: str, code: Exit, sentence: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `... | head` ends quietly.
     sys.exit(main())

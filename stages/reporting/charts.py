@@ -51,12 +51,19 @@ class Axes:
         return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
 
-def line_chart(title: str, series: Sequence[Series], x_label: str, stretch: tuple[float, float] | None = None) -> str:
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    stretch: tuple[float, float] | None = None,
+    *,
+    may_be_log: bool = True,
+) -> str:
     """An SVG element. `stretch` is shaded: where a finding's evidence lies. Values that are not finite break a line."""
     drawn = [one for one in series if one.x.size and np.isfinite(one.y).any()]
     if not drawn:
         return f'<p class="nothing">{html.escape(title)}: nothing was recorded.</p>'
-    axes = _axes(drawn)
+    axes = _axes(drawn, may_be_log=may_be_log)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">',
         f"<title>{html.escape(title)}</title>",
@@ -71,11 +78,11 @@ def line_chart(title: str, series: Sequence[Series], x_label: str, stretch: tupl
     return "".join(parts)
 
 
-def _axes(series: Sequence[Series]) -> Axes:
+def _axes(series: Sequence[Series], *, may_be_log: bool) -> Axes:
     x = np.concatenate([one.x for one in series])
     y = np.concatenate([one.y[np.isfinite(one.y)] for one in series])
     low, high = float(y.min()), float(y.max())
-    log = low > 0 and high / low > _LOG_RATIO
+    log = may_be_log and low > 0 and high / low > _LOG_RATIO
     if not log:
         room = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
         low, high = (0.0 if 0 <= low < 0.3 * high else low - room), high + room

@@ -136,7 +136,13 @@ def _micro_batch(found: Collected) -> list[Decided]:
     if values is None:
         return []
     choice = f"{values['micro_batch']} x {values['accumulation']}"
-    return [Decided("Micro-batch x accumulation", choice, str(values.get("reason") or f"on {values['device']}"))]
+    return [Decided("Micro-batch x accumulation", choice, "fits the memory of " + _device(values.get("device")))]
+
+
+def _device(key: Any) -> str:
+    parts = key if isinstance(key, Mapping) else {}
+    name = str(parts.get("gpu") or parts.get("processor") or "this machine")
+    return f"{name}, {parts['cores']} cores" if "cores" in parts else name
 
 
 def _number_type(found: Collected) -> list[Decided]:

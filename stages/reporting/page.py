@@ -7,12 +7,13 @@ from typing import Any
 from stages.diagnosis.history import History
 from stages.reporting.charts import Series, line_chart
 from stages.reporting.collecting import Collected, Training
-from stages.reporting.lines import flat, short
+from stages.reporting.lines import counts_in_words, flat, in_order, short
 from stages.reporting.style import CSS
 from stages.reporting.table import HEADINGS, NOTHING, cells
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _NAMES = {"train": "Teacher (train)", "distill": "Student (distill)", "prune": "Pruned student (prune)"}
+_SPLITS = ("train", "val", "test", "calibration")
 _MAX_CONFUSION_CLASSES = 40
 
 
@@ -163,7 +164,7 @@ def _charts(history: History, stretch: tuple[float, float] | None) -> str:
         line_chart("loss", loss, "optimizer step", stretch),
         line_chart("accuracy", accuracy, "optimizer step", stretch),
         line_chart("gradient norm", norm, "optimizer step", stretch),
-        line_chart("learning rate", [Series("each step", x, steps.lr, "train")], "optimizer step", stretch),
+        line_chart("learning rate", [Series("each step", x, steps.lr, "train")], "optimizer step", may_be_log=False),
     ]
     return f'<div class="charts">{"".join(drawn)}</div>'
 
@@ -180,11 +181,12 @@ def _data(found: Collected) -> str:
     if info is None:
         return _nothing("No data is prepared yet", "prepare_data")
     counts: Mapping[str, Any] = info["counts"]
-    splits = list(counts)
+    splits = [name for name in _SPLITS if name in counts] + [name for name in counts if name not in _SPLITS]
     rows = [[str(name), *(f"{counts[split][at]:,}" for split in splits)] for at, name in enumerate(info["classes"])]
     rows.append(["all", *(f"{sum(counts[split]):,}" for split in splits)])
-    about = f"Samples of shape {info['shape']}, {info['dtype']}; dropped {short(info['dropped'])}; "
-    about += f"duplicates {short(info['duplicates'])}. Content hash {info['hash']}."
+    dropped, duplicates = counts_in_words(info["dropped"]), counts_in_words(info["duplicates"])
+    about = f"Samples of shape {info['shape']}, {info['dtype']}; dropped: {dropped}; duplicates: {duplicates}. "
+    about += f"Content hash {info['hash']}."
     return f'<p class="soft">{escape(about)}</p>{_table(["class", *map(str, splits)], rows, names=1)}'
 
 
@@ -221,18 +223,16 @@ def _provenance(bundle: Mapping[str, Any] | None) -> str:
     if bundle is None:
         return _nothing("There is no bundle yet", "bundle")
     made, identity = bundle["made"], bundle["identity"] or {}
-    dirty = {None: "not known", "": "clean"}.get(made.get("dirty"), "uncommitted changes")
-    if made.get("how") == "the record of its run" and made.get("dirty") is None:
-        dirty = "clean"
+    tree = "not known" if made.get("dirty") is None else "uncommitted changes" if made["dirty"] else "clean"
     facts = {
         "path": bundle["path"], "digest": bundle["digest"], "commit": made.get("commit") or "not known",
-        "tree": dirty, "branch": made.get("branch"), "found by": made.get("how"), "time": made.get("time"),
+        "tree": tree, "branch": made.get("branch"), "found by": made.get("how"), "time": made.get("time"),
         "host": made.get("host"), "code": identity.get("code"), "data": identity.get("data"),
         "versions": ", ".join(f"{name} {number}" for name, number in identity.get("versions", {}).items()),
     }  # fmt: skip
     shown = _facts((name, str(value)) for name, value in facts.items() if value)
     ancestors = identity.get("ancestors", {})
-    stages = {**ancestors, identity["stage"]: identity} if identity else {}
+    stages = in_order({**ancestors, identity["stage"]: identity}) if identity else {}
     params = "".join(
         f"<details><summary>{escape(stage)}</summary>{_facts(flat(one['params']))}</details>"
         for stage, one in stages.items()

@@ -70,7 +70,13 @@ def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[d
         notes = ["the record of its run is not at hand (.shipway/runs)"]
         return {"commit": found_at.commit, "dirty": None, "how": found_at.how}, notes
     state = dict(recorded["git"])
-    made = {**state, "time": recorded["time"], "host": recorded["host"]["name"], "how": "the record of its run"}
+    made = {
+        **state,
+        "dirty": state.get("dirty") or (None if state["commit"] is None else False),
+        "time": recorded["time"],
+        "host": recorded["host"]["name"],
+        "how": "the record of its run",
+    }
     made |= {"lineage": recorded.get("result") or None}
     notes = []
     if state["commit"] is None:
@@ -103,7 +109,8 @@ def _checkpoint(path: Path) -> Description:
 
     meta = read_checkpoint(path)
     last = (meta.get("lineage") or [{}])[-1]
-    made = {name: last.get(name) for name in ("commit", "branch", "dirty")}
+    made = {name: last.get(name) for name in ("commit", "branch")}
+    made["dirty"] = last.get("dirty") or (None if made["commit"] is None else False)
     made |= {"time": last.get("started"), "host": (last.get("host") or {}).get("name"), "how": "its own lineage"}
     notes = []
     if meta.get("intact") is False:

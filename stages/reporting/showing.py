@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stages.reporting.lines import flat, short
+from stages.reporting.lines import flat, in_order, short
 from stages.reporting.provenance import Description, checked_out
 
 
@@ -42,7 +42,8 @@ def _commit(made: Mapping[str, Any]) -> str:
 def _checkpoint(meta: Mapping[str, Any]) -> Iterator[str]:
     hidden = {"params", "lineage", "versions", "stage", "code", "data", "inputs", "seed", "threads"}
     yield "  training:"
-    yield from (f"    {name}: {short(value)}" for name, value in sorted(meta.items()) if name not in hidden)
+    shown = flat({name: value for name, value in sorted(meta.items()) if name not in hidden})
+    yield from (f"    {name}: {short(value)}" for name, value in shown if not name.endswith("confusion"))
     yield "  lineage:"
     for segment in meta.get("lineage", []):
         dirty = ", uncommitted changes" if segment.get("dirty") else ""
@@ -51,7 +52,7 @@ def _checkpoint(meta: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _params(identity: Mapping[str, Any]) -> Iterator[str]:
-    stages = {identity["stage"]: identity, **identity.get("ancestors", {})}
+    stages = in_order({**identity.get("ancestors", {}), identity["stage"]: identity})
     for stage, one in stages.items():
         yield f"  parameters of {stage}:"
         yield from (f"    {key}: {short(value)}" for key, value in flat(one["params"]))

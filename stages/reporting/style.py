@@ -24,7 +24,8 @@ td.wrap { white-space: normal; text-align: left; } tr.last td { font-weight: 600
 .badge { border: 1px solid currentColor; border-radius: 999px; padding: .05rem .6rem;
   font-size: .82rem; font-weight: 600; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: .6rem; margin-top: .7rem; }
+.charts { display: grid; gap: .6rem; margin-top: .7rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 svg { width: 100%; height: auto; display: block; } svg path { fill: none; }
 svg .train { stroke: var(--train); stroke-width: 2; } svg .val { stroke: var(--val); stroke-width: 2; }
 svg .faint { stroke: var(--train); stroke-width: 1; opacity: .35; } svg .grid { stroke: var(--line); }

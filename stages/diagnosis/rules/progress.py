@@ -62,7 +62,8 @@ def _why_not_learning(history: History) -> tuple[str, list[Change], float]:
         "labels that have nothing to do with the inputs, inputs or weights of the wrong scale, dead units, or steps of "
         "the wrong size"
     )
-    return why, scaled(history, "lr", 0.1, "the more frequent of the two wrong sizes"), 0.4
+    changes = [*scaled(history, "lr", 0.1, "the more frequent of the two wrong sizes"), *_less_decay(history)]
+    return why, changes, 0.4
 
 
 def _too_tightly_clipped(history: History) -> bool:

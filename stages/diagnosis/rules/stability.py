@@ -96,7 +96,8 @@ def spike_recovered(history: History, params: Diagnose) -> Finding | None:
 def _find_spike(history: History, params: Diagnose) -> dict[str, float] | None:
     """The worst spike, in log(loss) against the steps before it.
 
-    A single hard batch is no spike: the next steps must be raised too, since then the weights were hurt. Robust z
+    Hard batches are no spike, even several in a row: all but one of the next steps must be raised too, since then the
+    weights were hurt, and the steps before must not have had the like. Robust z
     (median and MAD) of the log loss, after the loss-spike detection of large language-model training.
     """
     loss = history.steps.loss
@@ -113,14 +114,21 @@ def _find_spike(history: History, params: Diagnose) -> dict[str, float] | None:
         # The scatter around the local line, not around the level: a falling curve is not a noisy one.
         spread = max(sigma(np.diff(before)) / np.sqrt(2.0), sigma(before) / 2.0, 0.05)
         z = (float(curve[at]) - base) / spread
-        lasting = len(after) == AFTER and float(np.median(after)) - base > max(3.0 * spread, JUMP / 2.0)
+        lasting = len(after) == AFTER and float(np.sort(after)[1]) - base > max(3.0 * spread, JUMP / 2.0)
         learned = float(np.median(loss[at - window : at])) < LEARNED * scale  # Else there is nothing to come back to.
-        if z < params.spike_z or not (lasting and learned) or _lr_rose(history, at, window):
+        stands_out = lasting and _stands_out(before, float(curve[at]), after)
+        if z < params.spike_z or not (stands_out and learned) or _expected(history, at, window):
             continue
         if worst is None or z > worst["z"]:
             end = float(np.median(curve[-max(AFTER, len(curve) // 20) :]))
-            worst = {"z": z, "at": float(at), "base": base, "recovered": float(end <= base + max(spread, 0.2))}
+            worst = {"z": z, "at": float(at), "base": base, "recovered": float(end <= base + JUMP)}
     return worst
+
+
+def _stands_out(before: Floats, peak: float, after: Floats) -> bool:
+    """True when neither the peak nor what follows it has its like among the steps before, hard batches and all."""
+    usual = float(np.median(np.lib.stride_tricks.sliding_window_view(before, AFTER), axis=1).max())
+    return peak > float(before.max()) + JUMP / 2.0 and float(np.median(after)) > usual + JUMP / 4.0
 
 
 def _trailing_median(curve: Floats, window: int) -> Floats:
@@ -128,7 +136,11 @@ def _trailing_median(curve: Floats, window: int) -> Floats:
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(curve[:-1], window), axis=1))
 
 
-def _lr_rose(history: History, at: int, window: int) -> bool:
+def _expected(history: History, at: int, window: int) -> bool:
+    """True when the loss had to rise here: the weights were changed from outside, or the learning rate went up."""
+    step = int(history.steps.step[at])
+    if any(restart <= step <= restart + window for restart in history.restarts):
+        return True
     lr = history.steps.lr
     return bool(lr.size) and float(lr[at]) > LR_RISE * float(lr[max(0, at - window) : at].min())
 
