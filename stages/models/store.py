@@ -8,6 +8,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from stages.config.base import Kwargs
 from stages.config.model import Model
@@ -51,7 +52,8 @@ def save(folder: Path, module: nn.Module, spec: Spec) -> None:
 def load(folder: Path) -> tuple[nn.Module, Spec]:
     """The module with its weights, on the CPU, in evaluation mode, and what it was built from.
 
-    The random state is left as it was. Raises `BadData` when the files are damaged or do not fit each other.
+    The random state is left as it was. Raises `BadData` when the files are damaged or do not fit each other, and
+    `BadParams` when the factory that they name cannot be used.
     """
     described, state = _read(folder)
     try:
@@ -61,6 +63,8 @@ def load(folder: Path) -> tuple[nn.Module, Spec]:
         raise BadData(f"{folder / STRUCTURE} is damaged ({error!r}); {_AGAIN}") from None
     with torch.random.fork_rng(devices=[]):
         module = registry.construct(Model(name=spec.name, kwargs=spec.kwargs), spec.input_shape, spec.classes)
+        if any(isinstance(layer, LazyModuleMixin) for layer in module.modules()):  # Take their shapes in a first pass.
+            registry.check(module, spec.input_shape, spec.classes, f"model {spec.name!r}")
     try:
         structure.resize(module, layers, tied)
         module.load_state_dict(structure.tie(state, tied), strict=True)

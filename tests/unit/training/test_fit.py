@@ -29,8 +29,8 @@ def nan_from(step: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def loss(logits: Tensor, labels: Tensor, _raw: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        poison = float("nan") if calls > 2 * (step - 1) else 0.0  # Two micro-batches a step.
-        return F.cross_entropy(logits, labels) + poison
+        poison = float("nan") if calls > 2 * (step - 1) else 1.0  # Two micro-batches a step.
+        return F.cross_entropy(logits, labels) * poison
 
     return loss
 
