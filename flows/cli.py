@@ -1,10 +1,12 @@
 """The `shipway` command. Whatever needs a part is started as a process: this file imports neither torch nor Prefect."""
 
 import json
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -12,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flows import running, supervisor, workspace
-from flows.ends import Exit, Refused, meaning
+from flows.ends import Exit, Refused, StopAsked, meaning
 from stages.config.editing import changes_to, edit
 from stages.config.loading import ParamsError, load
 
@@ -148,13 +150,18 @@ def _call(command: Sequence[str]) -> int:
 
 def app() -> NoReturn:
     """Entry point: every foreseen end is one line and a documented exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGHUP, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     sys.exit(_end(sys.argv[1:] or ["--help"]))
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    """The first signal stops; more of them change nothing, since a checkpoint may be half-way."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.write(2, b"shipway: stopping; this takes 30 s at most\n")
+    raise StopAsked
 
 
 def _end(arguments: Sequence[str]) -> int:
@@ -165,7 +172,7 @@ def _end(arguments: Sequence[str]) -> int:
         return _say_end(refused.code, refused.sentence)
     except ParamsError as error:
         return _say_end(Exit.PARAMS, str(error))
-    except (KeyboardInterrupt, typer.Abort):
+    except StopAsked:
         return _say_end(Exit.STOPPED, "stopped on request; run again to go on")
     except OSError as error:
         return _say_end(Exit.DISK, f"cannot read or write: {error}; free space or fix the permissions, then run again")

@@ -54,3 +54,7 @@ class Refused(Exception):
         self.code = code
         self.sentence = sentence
         super().__init__(sentence)
+
+
+class StopAsked(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP. No Exception: nothing that handles errors may swallow it."""

@@ -16,7 +16,7 @@ from flows.ends import Exit, Refused
 from flows.workspace import STATE
 
 HOST = "127.0.0.1"
-START_LIMIT_S = 120.0
+START_LIMIT_S = 180.0
 _ANSWER_LIMIT_S = 15.0
 _POLL_S = 0.2
 _GRACE = supervisor.Grace(interrupt_s=10.0, terminate_s=5.0)
@@ -117,7 +117,7 @@ def api(tree: Path, say: Callable[[str], None]) -> Iterator[Address]:
     if given:
         address = Address(given.rstrip("/").removesuffix("/api"))
         _require_answer(address, given)
-        with _environment(NO_TELEMETRY):
+        with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree))}):
             say(f"Prefect: {address.base} (from PREFECT_API_URL)")
             yield address
         return
@@ -126,6 +126,12 @@ def api(tree: Path, say: Callable[[str], None]) -> Iterator[Address]:
     with started(home) as address, _environment(client_environment(home, address)):
         say(f"Prefect: {address.base} (open it in a browser while the run lasts)")
         yield address
+
+
+def _home(tree: Path) -> Path:
+    """Where Prefect keeps its state: the user's own place where there is one (it may hold a key), else below `tree`."""
+    users = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    return users if users.is_dir() else (tree / STATE / "prefect").resolve()
 
 
 def _require_answer(address: Address, given: str) -> None:

@@ -86,11 +86,9 @@ class Running:
     def stop(self) -> Report:
         """Stops the group, inside the grace. More signals meanwhile change nothing: a checkpoint may be half-way."""
         deadline = time.monotonic() + self._limit_s
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)
         while self._process.poll() is None and time.monotonic() < deadline:
-            # A second Ctrl-C must not leave the group alone half-way.
-            with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            with suppress(BaseException):  # The exception of a second signal must not leave the group alone half-way.
                 self._process.communicate(timeout=deadline - time.monotonic())
         if self._process.poll() is None:
             self._process.kill()

@@ -4,12 +4,15 @@ DVC owns what is stale and what is cached; Prefect's own result caching is off. 
 a plain `dvc repro`.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 
 from flows import dvc, last, workspace
@@ -22,6 +25,16 @@ _STATE_NAMES = {
     Exit.DISK: "Disk fault",
     Exit.STOPPED: "Stopped",
 }
+_DVC_HINTS = ("To track the changes with git", "git add ", "To enable auto staging", "dvc config core.autostage")
+_DELIVERY_LIMIT_S = 15.0
+
+
+def _has_traceback(record: logging.LogRecord) -> bool:
+    """False for the line that Prefect logs beside a returned failed state: an empty traceback of a plain failure."""
+    return record.exc_info != (None, None, None)
+
+
+logging.getLogger("prefect.task_runs").addFilter(_has_traceback)
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False, log_prints=False)
@@ -31,7 +44,12 @@ def run_stage(stage: str, *, force: bool) -> State[Ended]:
     logger = get_run_logger()
     if force:
         dvc.force_again(tree, stage)
-    ended = dvc.repro(tree, stage, anew=force, on_line=logger.info, say=logger.warning)
+
+    def log(line: str) -> None:
+        if line.strip() and not line.strip().startswith(_DVC_HINTS):
+            logger.info(line)
+
+    ended = dvc.repro(tree, stage, anew=force, on_line=log, say=logger.warning)
     if ended.code != Exit.DONE:
         return failed(ended)
     said = last.read(tree).get(stage)
@@ -81,5 +99,10 @@ def _ended(state: State[Any], stage: str) -> Ended:
 
 def run_here(stage: str | None, force: bool) -> Ended:
     """Runs the flow in this process and in this working tree."""
-    state = train_to_deploy(stage, force, return_state=True)
+    try:
+        state = train_to_deploy(stage, force, return_state=True)
+    finally:
+        # The server may stop right after: what it is still to be told goes first.
+        for worker in (APILogWorker, EventsWorker):
+            worker.drain_all(timeout=_DELIVERY_LIMIT_S)
     return _ended(state, stage or "flow")

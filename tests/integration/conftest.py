@@ -1,13 +1,17 @@
 """A small pipeline of its own for the tests of the flows (real DVC, seconds instead of minutes), and one server."""
 
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows import server
+from tests.conftest import Workspace, make_workspace
 
 _PIPELINE = """\
 stages:
@@ -138,9 +142,14 @@ if __name__ == "__main__":
 
 _REPORTING = '''\
 """The small pipeline's own report."""
+import json, sys
 from pathlib import Path
-Path("artifacts/report.html").write_text("<p>report</p>")
-print("THE TABLE")
+if sys.argv[1] == "restore":
+    sections = {"train.lr": 0.003, "model": {"name": "resnet_cifar", "kwargs": {"depth": 14, "width": 32}}}
+    print(json.dumps({"sections": sections, "commit": "0123abc", "dirty": None}))
+else:
+    Path("artifacts/report.html").write_text("<p>report</p>")
+    print("THE TABLE")
 '''
 
 
@@ -154,6 +163,61 @@ def make_tiny(root: Path) -> None:
     (root / "stages" / "reporting").mkdir()
     (root / "stages" / "reporting" / "__init__.py").touch()
     (root / "stages" / "reporting" / "__main__.py").write_text(_REPORTING)
+
+
+@pytest.fixture(scope="session")
+def tiny_done(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The small pipeline, run once by `shipway run`; to be left as it is."""
+    workspace = make_workspace(tmp_path_factory.mktemp("tiny"))
+    make_tiny(workspace.root)
+    workspace.git("add", "-A")
+    workspace.git("commit", "-q", "-m", "small pipeline")
+    assert "THE TABLE" in workspace.shipway("run").stdout
+    return workspace
+
+
+@pytest.fixture
+def tiny(tiny_done: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of it, up to date, free to be changed."""
+    root = tmp_path / "a copy"
+    shutil.copytree(tiny_done.root, root, symlinks=True)
+    return Workspace(root, tiny_done.env)
+
+
+def make_second_stale(workspace: Workspace) -> None:
+    """An edit of the code of `second`: both of its instances must run again."""
+    with (workspace.root / "stages/second.py").open("a") as file:
+        file.write("# edited\n")
+
+
+def begin(workspace: Workspace, *module: str, **extra: str) -> "subprocess.Popen[str]":
+    """Starts `python -m MODULE ...` in the workspace and does not wait for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *module],
+        cwd=workspace.root,
+        env=workspace.env | extra,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def until_sleeping(workspace: Workspace) -> int:
+    """Waits until `second@b` sleeps (TINY_END=sleep); its process id."""
+    path = workspace.root / "sleeping.pid"
+    deadline = time.monotonic() + 60.0
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, "second@b was not reached"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def until_gone(pid: int, limit_s: float = 30.0) -> None:
+    """Waits until a process has ended."""
+    deadline = time.monotonic() + limit_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

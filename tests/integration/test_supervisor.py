@@ -171,7 +171,9 @@ def test_a_killed_supervisor_is_reported_as_lost(tmp_path: Path) -> None:
 
 def test_the_child_is_told_its_supervisor(tmp_path: Path) -> None:
     lines: list[str] = []
-    running = start("import os; print(os.environ['SHIPWAY_SUPERVISOR_PID'], os.getppid(), os.getpgrp(), os.getpid())", tmp_path)
+    running = start(
+        "import os; print(os.environ['SHIPWAY_SUPERVISOR_PID'], os.getppid(), os.getpgrp(), os.getpid())", tmp_path
+    )
     running.wait(lines.append)
     told, parent, group, own = map(int, lines[0].split())
     assert told == parent == running.pid
