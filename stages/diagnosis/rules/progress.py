@@ -13,6 +13,8 @@ STEADY = 0.8
 LATE_SHARE = 0.25
 """A run that gains this share of its whole progress in its second half has not reached a plateau."""
 MOSTLY_CLIPPED = 0.9
+WAS_BETTER = 0.8
+"""A run whose loss was once below this share of its end has fallen back."""
 
 
 def not_learning(history: History, params: Diagnose) -> Finding | None:
@@ -108,17 +110,24 @@ def underfitting(history: History, params: Diagnose) -> Finding | None:
     Source: the "underfitting" shape of the classic loss curves (Goodfellow et al. 2016, chapter 5).
     """
     bound = low_accuracy(history, params)
-    if bound is None or len(history.epochs) < params.min_epochs or near_chance(history) or _steadily_falling(history):
+    if bound is None or len(history.epochs) < params.min_epochs or _steadily_falling(history):
+        return None
+    if not_learning(history, params) is not None:  # It says more.
         return None
     accuracy = final_accuracy(history) or 0.0
     loss = history.epochs.train_loss
     evidence = {"accuracy": accuracy, "bound": significant(bound, 6), "train_loss": significant(end_level(loss), 6)}
     half = int(history.epochs.step[len(history.epochs) // 2])
+    if float(loss.min()) < WAS_BETTER * end_level(loss):
+        reason = f"it was better before (train loss {loss.min():.3g}), so that the steps are too big"
+        prescription = scaled(history, "lr", 0.2, "smaller steps")
+    else:
+        reason = "the model is too small, regularised too strongly, or fed with inputs that hide the answer"
+        prescription = [*_bigger_model(history), *_less_decay(history)]
     cause = (
         f"train and validation accuracy end at {accuracy:.1%} at most, below {bound:.1%}, and the loss has stopped "
-        "falling: the model is too small, regularised too strongly, or fed with inputs that hide the answer"
+        f"falling: {reason}"
     )
-    prescription = [*_bigger_model(history), *_less_decay(history)]
     return Finding("underfitting", "fault", cause, evidence, (half, int(history.epochs.step[-1])), prescription, 0.6)
 
 

@@ -12,6 +12,8 @@ from stages.diagnosis.levels import near_chance
 
 FLOOR_SHARE = 0.02
 """Swings below this share of ln C mean nothing, however small the run's own range has become."""
+LEVEL_SHARE = 0.15
+"""Swings below this share of the loss itself are those of a loss that is high and moves, not of one that jumps."""
 TRAIN_SHARE = 0.03
 """The train loss must swing too: validation alone also swings for small, alternating or noisy validation sets."""
 DIVERGED = 1.2
@@ -37,7 +39,7 @@ def oscillating(history: History, params: Diagnose) -> Finding | None:
     floor = FLOOR_SHARE * (history.chance_loss or abs(start_level(history.steps.loss)))
     val_range, train_range = _own_range(history, val), _own_range(history, train)
     val_swing, train_swing = swing(val[half:]), swing(train[half:])
-    limit = max(params.oscillation * val_range, floor)
+    limit = max(params.oscillation * val_range, floor, LEVEL_SHARE * float(np.median(val[half:])))
     if val_swing <= limit or train_swing <= max(TRAIN_SHARE * train_range, floor / 2.0):
         return None
     evidence = {
@@ -46,7 +48,7 @@ def oscillating(history: History, params: Diagnose) -> Finding | None:
     }  # fmt: skip
     cause = (
         f"in the second half the validation loss jumps by {val_swing:.3g} from epoch to epoch, "
-        f"{val_swing / val_range:.0%} of all that the run gained, and the train loss with it: the steps are too big"
+        f"more than {limit:.3g}, and the train loss with it: the steps are too big"
     )
     span = (int(history.epochs.step[half]), int(history.epochs.step[-1]))
     return Finding("oscillating", "fault", cause, evidence, span, scaled(history, "lr", 0.2, "smaller steps"), 0.8)
