@@ -31,6 +31,8 @@ class Candidate:
     """What is kept must be a multiple of this: `round_to`, made divisible by `blocks`."""
     scores: Scores = field(repr=False)
     """Importance of each position in a block, (channels / blocks,); the mean over a candidate is 1."""
+    coupled: dict[tuple[str, bool], float] = field(default_factory=dict, repr=False)
+    """(layer, its outputs rather than its inputs) -> channels that it loses for each one of the root's."""
 
     @property
     def least(self) -> int:
@@ -95,12 +97,12 @@ def _candidate(
     if dependencies.reaches_output(graph, group):
         return "its outputs are the model's outputs"
     coupled = list(dependencies.layers_of(graph, group))
-    for other, _, _ in coupled:
+    for other, *_ in coupled:
         if other in keep_out:
             return keep_out[other]
     channels = dependencies.channels(graph, graph.model.get_submodule(name), outputs=True)
     blocks = 1
-    for other, layer, outputs in coupled:
+    for other, layer, outputs, _ in coupled:
         own = _blocks(layer)
         if own > 1 and dependencies.channels(graph, layer, outputs) != channels:
             return f"{other} groups channels of several layers together"
@@ -119,7 +121,9 @@ def _candidate(
         return "its channels cannot be ranked: no weights belong to each"
     if not bool(scores.isfinite().all()):
         return "its weights are not finite"
-    return Candidate(name, channels, blocks, unit, scores.double().view(blocks, -1).mean(0).cpu().numpy())
+    positions = scores.double().view(blocks, -1).mean(0).cpu().numpy()
+    sides = {(other, outputs): size / channels for other, _, outputs, size in coupled}
+    return Candidate(name, channels, blocks, unit, positions, sides)
 
 
 def _blocks(layer: Any) -> int:

@@ -44,7 +44,8 @@ def trace(module: nn.Module, example: Tensor) -> DependencyGraph:
     norms: dict[type, BasePruningFunc] = {
         type(layer): _OrderedLayerNorm() for layer in module.modules() if isinstance(layer, nn.LayerNorm)
     }
-    with _as_traced(module):
+    with restored(module), torch.enable_grad():
+        module.requires_grad_(True)
         graph.build_dependency(
             module, example_inputs=example, forward_fn=_forward, customized_pruners=norms, verbose=False
         )
@@ -57,14 +58,14 @@ def groups(graph: DependencyGraph) -> Iterator[tuple[str, Any]]:
         yield graph._module2name[group[0].dep.target.module], group
 
 
-def layers_of(graph: DependencyGraph, group: Any) -> Iterator[tuple[str, Any, bool]]:
-    """(name, layer or parameter, outputs rather than inputs) of each coupled layer; operations are left out."""
-    for dep, _ in group:
+def layers_of(graph: DependencyGraph, group: Any) -> Iterator[tuple[str, Any, bool, int]]:
+    """(name, layer or parameter, outputs rather than inputs, channels of it) of each coupled layer; no operations."""
+    for dep, indices in group:
         layer = dep.target.module
         if isinstance(layer, nn.Parameter):
-            yield graph._param_to_name[layer], layer, True
+            yield graph._param_to_name[layer], layer, True, len(indices)
         elif layer in graph._module2name:
-            yield graph._module2name[layer], layer, bool(graph.is_out_channel_pruning_fn(dep.handler))
+            yield graph._module2name[layer], layer, bool(graph.is_out_channel_pruning_fn(dep.handler)), len(indices)
 
 
 def reaches_output(graph: DependencyGraph, group: Any) -> bool:
@@ -108,15 +109,12 @@ def _forward(module: nn.Module, example: Tensor) -> Any:
 
 
 @contextmanager
-def _as_traced(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and gradients for everything, restored afterwards."""
+def restored(module: nn.Module) -> Iterator[None]:
+    """Puts back which layers train and which parameters are trainable, whatever happens inside."""
     modes = {layer: layer.training for layer in module.modules()}
     trainable = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            yield
+        yield
     finally:
         for parameter, wanted in trainable.items():
             parameter.requires_grad_(wanted)

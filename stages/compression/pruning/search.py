@@ -1,7 +1,7 @@
 """Finds the least pruning that reaches a bound on the multiply-accumulates, on copies and without training."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from stages.compression.pruning import dependencies
 from stages.compression.pruning.candidates import Candidate, Importance, Survey, survey
-from stages.compression.pruning.plan import Scope, Widths, removals, widths
+from stages.compression.pruning.plan import Scope, Widths, fitting, narrowest, removals
+from stages.compression.pruning.prediction import layers, predicted
 from stages.compression.pruning.time_limit import TimeIsUp, time_limit
 from stages.models.counting import Counts, count
 from stages.models.registry import batch_shape
 
-STEPS = 128
-"""The pruning ratio is searched on a grid of so many steps."""
+ATTEMPTS = 8
+"""Copies that are made at most until one holds the bound that was predicted to."""
 
 Shape = tuple[int, ...]
 """The data's (H, W, C) or (D,)."""
@@ -59,11 +60,11 @@ def shrink(module: nn.Module, input_shape: Shape, max_macs: float, rules: Rules,
     if before.macs <= max_macs:
         return Pruned(module, before, {}, {}, reason="")
     try:
-        with time_limit(time_limit_s):
+        with dependencies.restored(module), time_limit(time_limit_s):
             found = survey(module, example(module, input_shape), rules.importance, rules.round_to)
             found = _without_breaking(module, input_shape, before, found)
             if found.candidates:
-                return _least(module, input_shape, max_macs, rules.scope, found)
+                return _least(module, input_shape, before, max_macs, rules.scope, found)
             return Pruned(module, before, {}, found.spared, f"nothing can be pruned: {summary(found.spared)}")
     except TimeIsUp:
         reason = f"Torch-Pruning was not through with the model after {time_limit_s:g} s (prune.time_limit_s)"
@@ -87,54 +88,29 @@ def summary(spared: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in layers.items())
 
 
-def _least(module: nn.Module, input_shape: Shape, max_macs: float, scope: Scope, found: Survey) -> Pruned:
-    tried: dict[Widths, tuple[nn.Module, Counts]] = {}
+def _least(
+    module: nn.Module, input_shape: Shape, before: Counts, max_macs: float, scope: Scope, found: Survey
+) -> Pruned:
+    """Searches on predicted multiply-accumulates and counts the copy that comes of it.
 
-    def at_widths(kept: Widths) -> tuple[nn.Module, Counts]:
-        if kept not in tried:
-            copied = _thinned(module, input_shape, found.candidates, kept)
-            tried[kept] = (copied, count(copied, input_shape))
-        return tried[kept]
+    Where the copy is still too large (the prediction does not know every operation), searches again for less.
+    """
+    sizes = layers(module, example(module, input_shape))
 
-    def at(step: int) -> tuple[Widths, Counts]:
-        kept = widths(found.candidates, step / STEPS, scope)
-        return kept, at_widths(kept)[1]
+    def cost(kept: Widths) -> float:
+        return predicted(before.macs, sizes, found.candidates, kept)
 
-    low, high = 0, STEPS  # `high` reaches the bound if anything does; `low` does not.
-    best = at(high)
-    reached = best[1].macs <= max_macs
-    while reached and high - low > 1:
-        middle = (low + high) // 2
-        attempt = at(middle)
-        if attempt[1].macs <= max_macs:
-            high, best = middle, attempt
-        else:
-            low = middle
-    kept = _given_back(at_widths, best[0], at(low)[0], found.candidates, max_macs) if reached else best[0]
-    smaller, counts = at_widths(kept)
+    wanted = max_macs
+    for _ in range(ATTEMPTS):
+        kept = narrowest(found.candidates) if wanted <= 0 else fitting(found.candidates, scope, cost, wanted)
+        smaller = _thinned(module, input_shape, found.candidates, kept)
+        counts = count(smaller, input_shape)
+        if counts.macs <= max_macs or kept == narrowest(found.candidates):
+            break
+        wanted = min(wanted, cost(kept)) * max_macs / counts.macs - 1.0
     changed = {c.layer: (c.channels, n) for c, n in zip(found.candidates, kept, strict=True) if n < c.channels}
     floor = "every layer that can be pruned has its least width; " + summary(found.spared)
-    return Pruned(smaller, counts, changed, found.spared, "" if reached else floor)
-
-
-def _given_back(
-    at_widths: Callable[[Widths], tuple[nn.Module, Counts]],
-    kept: Widths,
-    above: Widths,
-    candidates: Sequence[Candidate],
-    max_macs: float,
-) -> Widths:
-    """Widths between `kept` (within the bound) and `above` (beyond it): the most important channels come back first.
-
-    Between two steps of the ratio several layers may lose a whole unit at once, more than the bound asks for.
-    """
-    ranked = sorted(range(len(kept)), key=lambda i: -candidates[i].score_of(kept[i], above[i]))
-    for i in ranked:
-        if above[i] > kept[i]:
-            attempt = (*kept[:i], above[i], *kept[i + 1 :])
-            if at_widths(attempt)[1].macs <= max_macs:
-                kept = attempt
-    return kept
+    return Pruned(smaller, counts, changed, found.spared, "" if counts.macs <= max_macs else floor)
 
 
 def _without_breaking(module: nn.Module, input_shape: Shape, before: Counts, found: Survey) -> Survey:
@@ -155,7 +131,7 @@ def _without_breaking(module: nn.Module, input_shape: Shape, before: Counts, fou
 def _fault(module: nn.Module, input_shape: Shape, before: Counts, candidates: Sequence[Candidate]) -> str | None:
     """Why the candidates cannot all be pruned to their least width, or None."""
     try:
-        smaller = _thinned(module, input_shape, candidates, tuple(c.least for c in candidates))
+        smaller = _thinned(module, input_shape, candidates, narrowest(candidates))
         params = count(smaller, input_shape).params
     except Exception as error:  # A foreign library on a foreign model: whatever it raises is the reason.
         return f"pruned, the model no longer runs ({dependencies.said(error)})"
@@ -178,10 +154,5 @@ def _thinned(module: nn.Module, input_shape: Shape, candidates: Sequence[Candida
 
 
 def _outputs(module: nn.Module, batch: Tensor) -> Tensor:
-    modes = {layer: layer.training for layer in module.modules()}
-    try:
-        with torch.no_grad():
-            return torch.as_tensor(module.eval()(batch))
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
+    with dependencies.restored(module), torch.no_grad():
+        return torch.as_tensor(module.eval()(batch))

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from stages.compression.pruning import dependencies
 from stages.compression.pruning.candidates import survey
+from stages.compression.pruning.plan import fitting, narrowest, removals, widths
+from stages.compression.pruning.prediction import layers, predicted
 from stages.compression.pruning.search import Pruned, Rules, example, shrink
 from stages.config.model import Model
 from stages.models import store
@@ -318,3 +321,40 @@ def test_the_pruned_structure_comes_back_without_the_pruner(tmp_path: Path) -> N
     expected = done.module.eval()(torch.randn(3, 1, 8, 8)).flatten().tolist()
     assert [float(v) for v in said.strip("[]\n").split(",")] == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert done.counts.macs <= before.macs * 0.5
+
+
+KINDS = ("plain", "grouped", "depthwise", "group_norm", "flattened", "Skip", "SqueezeExcite", "UsedTwice", "Encoder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ratio", [0.2, 0.7])
+def test_predicted_macs_are_those_that_are_counted(kind: str, ratio: float) -> None:
+    module = getattr(zoo, kind)()
+    before, batch = count(module, zoo.IMAGE), example(module, zoo.IMAGE)
+    found = survey(module, batch, "l2", 8)
+    kept = widths(found.candidates, ratio, "global")
+    smaller = copy.deepcopy(module)
+    dependencies.remove(smaller, batch, removals(found.candidates, kept))
+    guess = predicted(before.macs, layers(module, batch), found.candidates, kept)
+    assert guess == pytest.approx(count(smaller, zoo.IMAGE).macs)
+    assert guess < before.macs
+
+
+def test_widths_never_grow_with_the_ratio() -> None:
+    module = zoo.plain(64)
+    candidates = survey(module, example(module, zoo.IMAGE), "l2", 8).candidates
+    for scope in ("global", "layer"):
+        steps = [widths(candidates, ratio / 20, scope) for ratio in range(21)]
+        assert steps[0] == tuple(c.channels for c in candidates)
+        assert steps[-1] == tuple(c.least for c in candidates)
+        assert all(a >= b for one, other in pairwise(steps) for a, b in zip(one, other, strict=True))
+
+
+def test_widths_that_fit_are_the_widest_of_their_neighbours() -> None:
+    module = zoo.plain(64)
+    candidates = survey(module, example(module, zoo.IMAGE), "l2", 8).candidates
+    bound = 100.0
+    kept = fitting(candidates, "global", lambda w: float(sum(w)), bound)
+    assert sum(kept) <= bound
+    assert sum(kept) + min(c.unit for c in candidates) > bound
+    assert fitting(candidates, "global", lambda w: float(sum(w)), 1.0) == narrowest(candidates)
