@@ -2,6 +2,7 @@
 
 import json
 import select
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class Prober:
         if self._child is None:
             self._start()
         reply = self._ask(str(micro_batch))
+        if reply is None:
+            self._require_memory_death(micro_batch)
         if reply is None or not reply["fits"]:
             self._end()  # What it allocated goes with it.
             return None
@@ -88,6 +91,16 @@ class Prober:
             raise BadParams(str(reply["error"]))
         return reply
 
+    def _require_memory_death(self, micro_batch: int) -> None:
+        """Raises `BadParams` unless the child was killed (by us, or by the kernel) or gave up for want of memory."""
+        code = self._child.wait() if self._child is not None else 0
+        if code not in (-signal.SIGKILL, -signal.SIGABRT):
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            raise BadParams(
+                f"the probe process ended by {how} with a batch of {micro_batch}; the network itself is at fault, see "
+                "what it said above"
+            )
+
     def _end(self) -> None:
         if self._child is not None:
             self._child.kill()
@@ -102,7 +115,7 @@ def search(batch_size: int, first: int, prober: Prober) -> Search:
     not even one sample fits.
     """
     tried: list[dict[str, Any]] = []
-    size: int | None = first
+    size: int | None = first if prober.base_mib <= prober.limit_mib else None
     while size is not None:
         measured = prober.run(size)
         peak = None if measured is None else round(measured.peak_mib, 1)
