@@ -17,12 +17,11 @@ from onnxruntime.quantization.quant_utils import QuantType
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from stages.deployment import graphs, sessions
+from stages.deployment import folding, graphs, sessions
 from stages.deployment.number_types import NumberTypes
 from stages.deployment.ranges import Range
 from stages.runtime.exits import BadData
 
-PREFIX = "int8"
 _SHOWN = 3
 
 
@@ -33,9 +32,12 @@ class Candidate:
     name: str
     operators: tuple[str, ...] | None
     """Types of operators that are quantized; None: all that ONNX Runtime can."""
+    raw_input: bool = False
+    """The first convolution takes the raw uint8 image: no float operator is left before it."""
 
 
 CANDIDATES = (
+    Candidate("int8_raw_input", None, raw_input=True),
     Candidate("int8_all", None),
     Candidate("int8_products", ("Conv", "Gemm", "MatMul")),
 )
@@ -75,33 +77,57 @@ def preprocess(path: Path) -> tuple[onnx.ModelProto, str | None]:
             return onnx.shape_inference.infer_shapes(graphs.load(path)), why.replace(folder, "")
 
 
-def quantize(
-    prepared: onnx.ModelProto, candidate: Candidate, ranges: Mapping[str, Range], types: NumberTypes
-) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class Ready:
+    """A float graph rewritten for a candidate; its activations' ranges are to be calibrated on it."""
+
+    model: onnx.ModelProto
+    zero_point: int | None
+    """Set where the first convolution is to take the raw image: what stands for 0."""
+
+
+def rewrite(prepared: onnx.ModelProto, raw_input: bool) -> Ready:
+    """Rewrites a copy of what `preprocess` gave. Raises `QuantizationFailed` where raw input cannot be."""
+    model = copy.deepcopy(prepared)
+    folding.pool_globally(model)
+    zero_point = folding.take_raw_input(model) if raw_input else None
+    if raw_input and zero_point is None:
+        raise QuantizationFailed("the graph does not start with one uint8 image, its normalisation and a convolution")
+    return Ready(onnx.shape_inference.infer_shapes(model), zero_point)
+
+
+def quantize(ready: Ready, candidate: Candidate, ranges: Mapping[str, Range], types: NumberTypes) -> onnx.ModelProto:
     """The graph with pairs of QuantizeLinear and DequantizeLinear, without the float model's identity.
 
-    `prepared` is what `preprocess` gave; it is not changed. Raises `QuantizationFailed`.
+    `ready` is not changed. Raises `QuantizationFailed`.
     """
+    known = dict(ranges)
+    if ready.zero_point is not None:
+        known[folding.SHIFTED] = folding.raw_range(ready.zero_point)
     wanted = candidate.operators or sorted({*QDQRegistry, *QLinearOpsRegistry})
     with _quiet():
         try:
             quantizer = QDQQuantizer(
-                copy.deepcopy(prepared),
+                copy.deepcopy(ready.model),
                 True,  # One scale per output channel.
                 types.reduce_range,
                 QuantType.QInt8,
                 QuantType.QUInt8,
-                _as_tensors_data(ranges),
+                _as_tensors_data(known),
                 [],
                 [],
                 wanted,
                 {},
             )
             quantizer.quantize_model()
+            quantizer.model.topological_sort()
+            model: onnx.ModelProto = quantizer.model.model
+            if ready.zero_point is not None:
+                folding.feed_raw_input(model)
+            graphs.drop_metadata(model)
+            onnx.checker.check_model(model)
         except Exception as error:  # Its fusions fail in many ways.
             raise QuantizationFailed(sessions.one_line(error)) from None
-    model: onnx.ModelProto = quantizer.model.model
-    graphs.drop_metadata(model)
     if not graphs.is_quantized(model):
         raise QuantizationFailed("no operator of this graph can be quantized")
     return model

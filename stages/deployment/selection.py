@@ -14,6 +14,7 @@ from stages.data.prepared import Prepared
 from stages.deployment import calibration, evaluation, graphs, quantization, sessions
 from stages.deployment.latency import Latency, latency
 from stages.deployment.number_types import NumberTypes, number_types
+from stages.deployment.ranges import Range
 from stages.runtime import decisions
 from stages.runtime.files import sha256_file
 from stages.runtime.progress import say, track
@@ -93,30 +94,43 @@ def decide(task: Task) -> Decision:
 def _try_all(
     task: Task, samples: calibration.Samples, types: NumberTypes, before: float
 ) -> tuple[list[Trial], str | None]:
-    ready, note = quantization.preprocess(task.path)
+    prepared, note = quantization.preprocess(task.path)
     if note:
         say(f"quantize: {note}")
-    ranges = calibration.activation_ranges(
-        ready, task.prepared, samples, task.settings.calibration, task.threads, task.folder
-    )
+    calibrated = _Calibrated(task, prepared, samples)
     trials = [
-        _try(task, candidate, ready, ranges, types, before)
+        _try(task, candidate, calibrated, types, before)
         for candidate in track(quantization.CANDIDATES, "quantize: candidates")
     ]
     return trials, note
 
 
+class _Calibrated:
+    """Rewritten graphs and their ranges, each made once: candidates share them."""
+
+    def __init__(self, task: Task, prepared: onnx.ModelProto, samples: calibration.Samples) -> None:
+        self._task, self._prepared, self._samples = task, prepared, samples
+        self._made: dict[bool, tuple[quantization.Ready, dict[str, Range]]] = {}
+
+    def graph(self, raw_input: bool) -> tuple[quantization.Ready, dict[str, Range]]:
+        """Raises `QuantizationFailed`."""
+        if raw_input not in self._made:
+            task = self._task
+            ready = quantization.rewrite(self._prepared, raw_input)
+            ranges = calibration.activation_ranges(
+                ready.model, task.prepared, self._samples, task.settings.calibration, task.threads, task.folder
+            )
+            self._made[raw_input] = ready, ranges
+        return self._made[raw_input]
+
+
 def _try(
-    task: Task,
-    candidate: quantization.Candidate,
-    ready: onnx.ModelProto,
-    ranges: Mapping[str, tuple[float, float]],
-    types: NumberTypes,
-    before: float,
+    task: Task, candidate: quantization.Candidate, calibrated: _Calibrated, types: NumberTypes, before: float
 ) -> Trial:
     """A candidate counts only after it has run: it may load, and crash on its first run."""
     path = task.file(candidate.name)
     try:
+        ready, ranges = calibrated.graph(candidate.raw_input)
         graphs.save(quantization.quantize(ready, candidate, ranges, types), path)
         accuracy = evaluation.score(path, task.prepared, "val", task.threads).accuracy
     except quantization.QuantizationFailed as error:

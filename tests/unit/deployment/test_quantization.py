@@ -17,13 +17,13 @@ from stages.runtime.exits import BadData
 from tests.conftest import ROOT
 from tests.unit.deployment.build import conv_net, dense_net, embed
 
-ALL, PRODUCTS = quantization.CANDIDATES
+RAW, ALL, PRODUCTS = quantization.CANDIDATES
 
 
 def quantized(path: Path, prepared: Prepared, candidate: quantization.Candidate, vnni: bool = False) -> onnx.ModelProto:
-    ready, _ = quantization.preprocess(path)
+    ready = quantization.rewrite(quantization.preprocess(path)[0], candidate.raw_input)
     samples = calibration.choose(prepared, 128, seed=0)
-    ranges = calibration.activation_ranges(ready, prepared, samples, "minmax", 1, path.parent)
+    ranges = calibration.activation_ranges(ready.model, prepared, samples, "minmax", 1, path.parent)
     return quantization.quantize(ready, candidate, ranges, number_types({"avx512_vnni"} if vnni else {"avx2"}))
 
 
@@ -75,7 +75,7 @@ def test_int8_predicts_what_float_predicts(net: Path, images: Path, tmp_path: Pa
     prepared = Prepared.open(images)
     before = evaluation.score(net, prepared, "test", 1)
     assert before.accuracy > 0.9
-    for candidate in (ALL, PRODUCTS):
+    for candidate in (RAW, ALL, PRODUCTS):
         path = tmp_path / "int8.onnx"
         graphs.save(quantized(net, prepared, candidate), path)
         assert evaluation.score(path, prepared, "test", 1).accuracy >= before.accuracy - 0.02
@@ -90,9 +90,9 @@ from stages.deployment import calibration, graphs, quantization
 from stages.deployment.number_types import number_types
 source, data, target = map(Path, sys.argv[1:])
 prepared = Prepared.open(data)
-ready, _ = quantization.preprocess(source)
+ready = quantization.rewrite(quantization.preprocess(source)[0], True)
 samples = calibration.choose(prepared, 64, seed=0)
-ranges = calibration.activation_ranges(ready, prepared, samples, "percentile", 1, target.parent)
+ranges = calibration.activation_ranges(ready.model, prepared, samples, "percentile", 1, target.parent)
 graphs.save(quantization.quantize(ready, quantization.CANDIDATES[0], ranges, number_types({"avx2"})), target)
 """
     made = []
