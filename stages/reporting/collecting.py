@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from stages.runtime import measured
 from stages.runtime.exits import BadData
 from stages.runtime.files import read_json, sha256_file
 
+_AGAIN = "run `dvc checkout`, or the stage again"
+_INFO = ("hash", "shape", "dtype", "classes", "counts", "dropped", "duplicates")
+_VERDICT = ("verdict", "passed", "sentence", "findings")
 TRAININGS = ("train", "distill", "prune")
 MEASURE_AGAIN = "measure again with `shipway run profile_model --force`"
 
@@ -68,42 +71,54 @@ class Collected:
 def collect(root: Path = Path("artifacts")) -> Collected:
     """Reads a workspace's artifacts. A damaged file becomes a note; nothing is written."""
     found = Collected(root)
-    found.info = _read(found, root / "prepare_data/data/info.json")
+    found.info = _read(found, root / "prepare_data/data/info.json", *_INFO)
     found.rows = _rows(found)
     found.trainings = [_training(found, stage) for stage in TRAININGS]
     found.decisions = [*_loader(found), *_micro_batch(found), *_number_type(found)]
-    targets = _read(found, root / "profile_model/targets/targets.json")
+    targets = _read(found, root / "profile_model/targets/targets.json", "targets")
     found.targets = list(targets["targets"]) if targets else []
     found.confusion = _confusion(found, root / "profile_model/confusion.csv")
     found.bundle = root / "bundle" if (root / "bundle/manifest.json").is_file() else None
     return found
 
 
-def _read(found: Collected, path: Path) -> dict[str, Any] | None:
+def _read(found: Collected, path: Path, *keys: str) -> dict[str, Any] | None:
+    """A JSON object with these keys; None, with a note, when it is damaged; None when it is not there."""
     try:
         value = read_json(path)
-        if isinstance(value, dict):
-            return value
-        found.notes.append(f"{path} is damaged: it holds no object")
     except FileNotFoundError:
         return None
     except ValueError:
-        found.notes.append(f"{path} is damaged: it is no JSON; run `dvc checkout` or the stage again")
-    return None
+        found.notes.append(f"{path} is damaged: it is no JSON; {_AGAIN}")
+        return None
+    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
+    if missing:
+        found.notes.append(f"{path} is damaged: it lacks {', '.join(missing)}; {_AGAIN}")
+        return None
+    return dict(value)
+
+
+def _measured(found: Collected, path: Path, of: str | None, *keys: str) -> dict[str, Any] | None:
+    """A measurement whose stamp fits; None when it is of something else, damaged or not there."""
+    if of is None or _read(found, path, "measured_digest", *keys) is None:
+        return None
+    return measured.read(path, of=of)
 
 
 def _rows(found: Collected) -> list[Row]:
-    metrics = _read(found, found.root / "profile_model/metrics.json")
+    metrics = _read(found, found.root / "profile_model/metrics.json", "variants")
     if metrics is None:
         return []
     latency = _latency(found)
-    return [Row(name, **{**values, **latency.get(name, {})}) for name, values in metrics["variants"].items()]
+    known = {one.name for one in fields(Row)}
+    rows = {name: {**values, **latency.get(name, {})} for name, values in metrics["variants"].items()}
+    return [Row(name, **{key: row[key] for key in row if key in known}) for name, row in rows.items()]
 
 
 def _latency(found: Collected) -> dict[str, dict[str, float]]:
     """Measured times by variant; none, with a note, when they belong to another model."""
     final, path = found.root / "quantize/model/model.onnx", found.root / "profile_model/measured.json"
-    values = measured.read(path, of=sha256_file(final)) if final.is_file() else None
+    values = _measured(found, path, sha256_file(final) if final.is_file() else None, "variants")
     if values is None:
         why = "were not measured on this model" if path.is_file() else "are not measured"
         found.notes.append(f"latencies {why}: {MEASURE_AGAIN}")
@@ -119,12 +134,12 @@ def _training(found: Collected, stage: str) -> Training:
             history = read_history(folder)
         except BadData as error:
             found.notes.append(error.sentence)
-    return Training(stage, history, _read(found, found.root / "diagnose" / stage / "verdict.json"))
+    return Training(stage, history, _read(found, found.root / "diagnose" / stage / "verdict.json", *_VERDICT))
 
 
 def _loader(found: Collected) -> list[Decided]:
     path = found.root / "benchmark_data/measured.json"
-    values = measured.read(path, of=str((found.info or {}).get("hash")))
+    values = _measured(found, path, (found.info or {}).get("hash"), "chosen", "gain_over_default_loader")
     if values is None:
         return []
     gain = f"{values['gain_over_default_loader']:.1f} times as fast as PyTorch's default loader here"
@@ -132,7 +147,7 @@ def _loader(found: Collected) -> list[Decided]:
 
 
 def _micro_batch(found: Collected) -> list[Decided]:
-    values = _read(found, found.root / "find_batch_size/decision/decision.json")
+    values = _read(found, found.root / "find_batch_size/decision/decision.json", "micro_batch", "accumulation")
     if values is None:
         return []
     choice = f"{values['micro_batch']} x {values['accumulation']}"
@@ -146,7 +161,7 @@ def _device(key: Any) -> str:
 
 
 def _number_type(found: Collected) -> list[Decided]:
-    values = _read(found, found.root / "quantize/model/decision.json")
+    values = _read(found, found.root / "quantize/model/decision.json", "chosen", "reason")
     return [Decided("Number type", str(values["chosen"]), str(values["reason"]))] if values else []
 
 

@@ -75,10 +75,12 @@ def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[d
         "dirty": state.get("dirty") or (None if state["commit"] is None else False),
         "time": recorded["time"],
         "host": recorded["host"]["name"],
-        "how": "the record of its run",
+        "how": "the record of its run" if recorded["digest"] == found else "the record of the bundle that it lies in",
+        "lineage": recorded.get("result") or None,
     }
-    made |= {"lineage": recorded.get("result") or None}
     notes = []
+    if path.is_dir() and recorded["digest"] != found:
+        notes.append(f"the folder was changed since its release: its digest was {recorded['digest']}")
     if state["commit"] is None:
         notes.append(f"no commit: {state.get('why') or 'made outside git'}")
     elif state.get("branch") is None:
