@@ -98,7 +98,8 @@ def _grid(axes: Axes) -> list[str]:
         parts.append(f'<text class="label" x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{value:g}</text>')
     for value in _ticks(axes.x_low, axes.x_high, 6):
         x, y = axes.x(value), HEIGHT - _BOTTOM + 14
-        parts.append(f'<text class="label" x="{x:.1f}" y="{y}" text-anchor="middle">{value:g}</text>')
+        anchor = "end" if x > WIDTH - _RIGHT - 20 else "middle"
+        parts.append(f'<text class="label" x="{x:.1f}" y="{y}" text-anchor="{anchor}">{value:g}</text>')
     return parts
 
 

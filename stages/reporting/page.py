@@ -106,7 +106,8 @@ def _training(training: Training) -> str:
     if verdict is None:
         said = _nothing("Not diagnosed yet", "diagnose")
     else:
-        said = f"<p>{escape(str(verdict['sentence']))}</p>{''.join(map(_finding, verdict['findings']))}"
+        findings = "".join(map(_finding, verdict["findings"]))
+        said = findings or f"<p>{escape(str(verdict['sentence']))}</p>"  # The sentence repeats the first finding.
     charts = "" if training.history.status == "skipped" else _charts(training.history, _stretch(verdict))
     return f'<div class="card">{head}{said}{charts}</div>'
 
