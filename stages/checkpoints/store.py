@@ -154,6 +154,7 @@ class Store:
 
     def _other_code(self) -> Saved | None:
         folders = [path for path in self.shared.iterdir() if path.is_dir() and path != self.folder]
+        folders = [path for path in folders if not path.name.startswith(".")]  # A copy that was cut off.
         found = [saved for folder in folders if (saved := _newest(folder)) is not None]
         unfinished = [saved for saved in found if saved.meta["status"] == "running"]
         return max(unfinished, key=lambda saved: saved.path.stat().st_mtime, default=None)

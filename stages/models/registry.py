@@ -58,6 +58,9 @@ def check(module: nn.Module, input_shape: tuple[int, ...], classes: int, what: s
 
     Leaves no trace: evaluation mode (no statistics are updated), mode and random state are put back.
     """
+    extra = [name for name, value in module.state_dict().items() if not isinstance(value, torch.Tensor)]
+    if extra:
+        raise BadParams(f"{what} must keep its state in tensors alone, {extra[0]} is none; drop its get_extra_state")
     shape = batch_shape(input_shape, 2)
     was_training = module.training
     module.eval()

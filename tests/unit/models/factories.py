@@ -62,4 +62,17 @@ class Tied(nn.Module):
         return self.head(self.norm(self.outer(torch.relu(self.inner(rows)))))
 
 
+class Remembers(nn.Linear):
+    """Keeps state that is no tensor."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(6, classes)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
 number = 3

@@ -80,6 +80,7 @@ def test_build_depends_on_the_seed_alone_and_the_trial_leaves_no_trace() -> None
         (Model(name=f"{HERE}:Gives", kwargs={"what": "wrong_classes"}), (6,), "it gave float32 \\(2, 7\\)"),
         (Model(name=f"{HERE}:Gives", kwargs={"what": "flat"}), (6,), "it gave float32 \\(2,\\)"),
         (Model(name=f"{HERE}:Gives", kwargs={"what": "tuple"}), (6,), "it gave tuple"),
+        (Model(name=f"{HERE}:Remembers"), (6,), "must keep its state in tensors alone, _extra_state is none"),
         (Model(name=f"{HERE}:Gives", kwargs={"what": "raises"}), (6,), "its forward raised KeyError"),
     ],
 )
