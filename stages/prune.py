@@ -1,6 +1,6 @@
 """Prunes the student: whole channels go, shapes get really smaller, and fine-tuning wins the accuracy back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from torch import nn
 from stages.compression.distillation.losses import DistillationLoss
 from stages.compression.distillation.teacher import Teacher
 from stages.compression.handing_on import hand_on
+from stages.compression.pruning.candidates import IS_OUTPUT
 from stages.compression.pruning.outcome import Bounds, Outcome, Unpruned, decide, unreachable
 from stages.compression.pruning.rounds import FineTune, Round, prune_in_rounds
-from stages.compression.pruning.search import Rules, shrink
+from stages.compression.pruning.search import Rules, shrink, summary
 from stages.config.base import StageParams, identifying
 from stages.config.fit import Fit
 from stages.config.prune import Prune
@@ -89,7 +90,8 @@ def run(params: PruneParams, inputs: Inputs, outputs: Outputs) -> Result:
     outcome = decide(before, rounds, bounds)
     if outcome.chosen is None:
         return _left_alone(inputs, outputs, outcome.reason, gate=None)
-    return _leave(settings, outputs, spec, before, rounds, outcome, outcome.chosen)
+    spared = {layer: why for layer, why in nearest.spared.items() if why != IS_OUTPUT}
+    return _leave(settings, outputs, spec, before, rounds, outcome, outcome.chosen, spared)
 
 
 def _fine_tuning(params: PruneParams, inputs: Inputs, prepared: Prepared, preprocess: nn.Module) -> FineTune:
@@ -157,11 +159,13 @@ def _leave(
     rounds: Sequence[Round],
     outcome: Outcome,
     chosen: Round,
+    spared: Mapping[str, str],
 ) -> Result:
     after, val, fitted = chosen.pruned.counts, chosen.fitted.val, rounds[-1].fitted
     ratio = after.macs / before.counts.macs
     store.save(outputs.model, chosen.pruned.module, spec)
-    store.write_status(outputs.model, fitted.status, outcome.reason, after, val.accuracy)
+    reason = outcome.reason + (f"; left alone: {summary(spared)}" if spared else "")
+    store.write_status(outputs.model, fitted.status, reason, after, val.accuracy)
     write_json(
         outputs.metrics,
         {
@@ -190,7 +194,7 @@ def _leave(
             "drop": number(before.accuracy - val.accuracy),
             "max_drop": settings.max_drop,
             "widths": [{name: list(pair) for name, pair in each.pruned.kept.items()} for each in rounds],
-            "spared": dict(chosen.pruned.spared),
+            "spared": dict(spared),
         },
         gate=outcome.gate,
         run={f"round {number_}": each.fitted.run for number_, each in enumerate(rounds, 1)},

@@ -145,6 +145,15 @@ def test_a_model_that_cannot_be_pruned_is_handed_on_with_the_reason(folder: Fold
     assert "lstm is recurrent (LSTM)" in (result.gate or result.summary)
 
 
+def test_layers_that_were_left_alone_are_named_in_the_status(folder: Folder) -> None:
+    folder.distill(student=Model(name="tests.unit.compression.zoo:FusedAttention"), max_drop=1.0)
+    result = folder.prune(macs_ratio=0.8, round_to=16, max_drop=1.0)
+    reason = store.read_status(folder.model("prune"))["reason"]
+    assert result.gate is None
+    assert "left alone: qkv: pruned, the model no longer runs" in reason
+    assert set(result.evidence["spared"]) == {"qkv"}
+
+
 HOPELESS = Fit(epochs=2, batch_size=32, lr=1e-9)
 
 

@@ -15,6 +15,8 @@ from stages.compression.pruning.layers import guarded
 
 Scores = npt.NDArray[np.float64]
 Importance = Literal["l1", "l2"]
+IS_OUTPUT = "its outputs are the model's outputs"
+"""Why the last layer is spared in every model."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _candidate(
     graph: Any, name: str, group: Any, rank: Any, round_to: int, keep_out: dict[str, str]
 ) -> "Candidate | str":
     if dependencies.reaches_output(graph, group):
-        return "its outputs are the model's outputs"
+        return IS_OUTPUT
     coupled = list(dependencies.layers_of(graph, group))
     for other, *_ in coupled:
         if other in keep_out:
