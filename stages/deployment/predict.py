@@ -24,6 +24,7 @@ USAGE, BAD_DATA = 64, 65
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 ARRAY_NAMES = ("images", "samples", "x")
 _BATCH = 128
+_PIECE_BYTES = 2**20
 _ERRORS_ONLY = 3
 
 
@@ -39,7 +40,7 @@ class Bundle:
         self.folder = folder
         self.manifest = read_manifest(folder)
         check_files(folder, self.manifest)
-        self.labels: list[str] = _json(folder / "labels.json")
+        self.labels: list[str] = _read_labels(folder, self.manifest)
         self.shape = tuple(int(side) for side in self.manifest["input"]["shape"][1:])
         self.dtype = np.dtype(self.manifest["input"]["dtype"])
         self._session = _load_model(folder / self.manifest["model"], threads)
@@ -55,6 +56,14 @@ class Bundle:
             powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
             parts.append(powers / powers.sum(axis=1, keepdims=True))
         return np.concatenate(parts)
+
+
+def _read_labels(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    labels = _json(folder / "labels.json")
+    wanted = manifest["output"]["shape"][-1]
+    if not isinstance(labels, list) or len(labels) != wanted or not all(isinstance(label, str) for label in labels):
+        raise RefusedError(f"{folder / 'labels.json'} must be a list of {wanted} names; get the bundle again")
+    return labels
 
 
 def _load_model(path: Path, threads: int) -> Any:
@@ -81,13 +90,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         files, given = manifest["files"], manifest["input"]
         whole = (
-            isinstance(given["shape"], list)
+            all(isinstance(side, int) and side > 0 for side in [*given["shape"][1:], *manifest["output"]["shape"][1:]])
             and given["dtype"] in ("uint8", "float32")
             and {"model.onnx", "labels.json"} <= set(files)
             and manifest["model"] in files
             and all(len(entry["sha256"]) == 64 and entry["bytes"] >= 0 for entry in files.values())
         )
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, IndexError):
         whole = False
     if not whole:
         raise RefusedError(f"{path} is damaged: it must name the model, the input and every file with its checksum")
@@ -111,25 +120,38 @@ def check_files(folder: Path, manifest: dict[str, Any]) -> None:
             raise RefusedError(f"{path} leads out of the bundle; do not use this bundle")
         if not path.is_file():
             raise RefusedError(f"{path} is missing; get the whole bundle again")
-        content = path.read_bytes()
-        if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        if path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
             raise RefusedError(f"{path} is damaged: its checksum is not that of the manifest; get the bundle again")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def check_predictions(bundle: Bundle) -> int:
     """Compares the stored predictions with what the model gives now; their number. Raises `RefusedError`."""
-    stored = _json(bundle.folder / "predictions.json")
+    path = bundle.folder / "predictions.json"
     samples = check_samples(bundle, _load_array(bundle.folder / "samples.npy"), "samples.npy")
-    rows = stored["predictions"]
-    if len(samples) != len(rows):
-        raise RefusedError(f"samples.npy holds {len(samples)} samples, predictions.json {len(rows)}")
-    for number, (row, found) in enumerate(zip(rows, bundle.probabilities(samples), strict=True)):
-        label = bundle.labels[int(found.argmax())]
-        difference = float(np.abs(found - np.asarray(row["probabilities"])).max())
-        if label != row["label"] or not difference <= stored["tolerance"]:
+    try:
+        stored = _json(path)
+        tolerance, rows = float(stored["tolerance"]), list(stored["predictions"])
+        labels = [str(row["label"]) for row in rows]
+        wanted = np.array([row["probabilities"] for row in rows], dtype=np.float64)
+    except (KeyError, TypeError, ValueError):
+        wanted = np.empty(0)
+    if wanted.shape != (len(samples), len(bundle.labels)):
+        raise RefusedError(f"{path} must hold the predictions of the {len(samples)} samples; get the bundle again")
+    for number, (label, row, found) in enumerate(zip(labels, wanted, bundle.probabilities(samples), strict=True)):
+        given = bundle.labels[int(found.argmax())]
+        difference = float(np.abs(found - row).max())
+        if label != given or not difference <= tolerance:
             raise RefusedError(
-                f"stored prediction {number} must be {row['label']!r} within {stored['tolerance']:g}, this machine "
-                f"gives {label!r}, {difference:.3g} off; use the onnxruntime version that the README names"
+                f"stored prediction {number} must be {label!r} within {tolerance:g}, this machine gives {given!r}, "
+                f"{difference:.3g} off; use the onnxruntime version that the README names"
             )
     return len(rows)
 

@@ -229,6 +229,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a path that leaves the bundle": (lambda b: rename_in_manifest(b, "../secret"), "lies outside the bundle"),
     "an absolute path": (lambda b: rename_in_manifest(b, "/etc/passwd"), "lies outside the bundle"),
     "a link out of the bundle": (link, ""),
+    "a manifest without an output": (lambda b: edit(b, output={}), "manifest.json is damaged"),
 }
 
 
@@ -277,6 +278,26 @@ def test_a_stored_prediction_that_differs_is_found(bundle: Path, capsys: pytest.
     assert code == 65
     assert "stored prediction 2" in err
     refused(predict(bundle, "--check"), "stored prediction 2")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"tolerance": "x", "predictions": [1]}'])
+def test_stored_predictions_of_another_form_are_refused(
+    bundle: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a careless person might edit them: with the checksum made right."""
+    path = bundle / "predictions.json"
+    path.write_text(content)
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    files["predictions.json"] = {"sha256": sha256_bytes(content.encode()), "bytes": len(content)}
+    edit(bundle, files=files)
+    refused(predict(bundle, "--check"), "predictions.json must hold")
+    assert verify(bundle, capsys)[0] == 65
+
+
+def test_a_wrong_command_line_of_the_part_is_64(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="64"):
+        deployment(["verifi"])
+    assert "invalid choice" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
