@@ -4,7 +4,8 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,8 +153,8 @@ def repro(
 ) -> Ended:
     """`dvc --wait-for-lock repro [stage]`, under the supervisor.
 
-    `force` runs the stage and all before it, `anew` forbids only that the run cache answers for it. Output goes to
-    `on_line`, or else to the terminal. A stage that another process is running is waited for, `limit_s` at most.
+    `force` runs the stage and all before it, `anew` the stage alone of what is up to date. Output goes to `on_line`,
+    or else to the terminal. A stage that another process is running is waited for, `limit_s` at most.
     Never `--single-item`: it would score what a failed stage left half-done.
     """
     options = [*(["--force"] if force else []), *(["--no-run-cache"] if anew else []), *([stage] if stage else [])]
@@ -165,7 +166,8 @@ def repro(
         return dvc_faults.ended(report, last.read(tree), stage)
 
     try:
-        return _patiently(attempt, say, limit_s)
+        with to_be_run_again(tree, stage) if anew and stage else nullcontext():
+            return _patiently(attempt, say, limit_s)
     except Refused as refused:
         return Ended(int(refused.code), refused.sentence, stage)
 
@@ -187,10 +189,26 @@ def _patiently(attempt: Callable[[], T], say: Say, limit_s: float) -> T:
             time.sleep(min(_BUSY_RETRY_S, limit_s))
 
 
-def force_again(tree: Path, stage: str) -> None:
-    """Makes one stage stale without touching what is before it: takes its outputs away, as DVC does before a run."""
-    from dvc.repo import Repo, lock_repo
+@contextmanager
+def to_be_run_again(tree: Path, stage: str) -> Iterator[None]:
+    """Inside, DVC takes one stage for stale, though nothing has changed; `--force` would run all before it, too.
 
-    with Repo(str(tree)) as repo, lock_repo(repo):
-        for found in repo.stage.collect(stage):
-            found.remove_outs(ignore_remove=False, force=False)
+    Its entry in dvc.lock keeps its place and loses its command; a run that fails leaves dvc.lock as it was.
+    """
+    from dvc.utils.serialize import modify_yaml
+
+    lock = tree / "dvc.lock"
+    if not lock.is_file():
+        yield
+        return
+    before = lock.read_bytes()
+    with modify_yaml(str(lock)) as content:
+        entry = content.get("stages", {}).get(stage)
+        if entry is not None:
+            entry["cmd"] = "to be run again"
+    marked = lock.read_bytes()
+    try:
+        yield
+    finally:
+        if lock.read_bytes() == marked:
+            lock.write_bytes(before)

@@ -17,7 +17,7 @@ from flows.workspace import STATE
 
 HOST = "127.0.0.1"
 START_LIMIT_S = 180.0
-_ANSWER_LIMIT_S = 15.0
+_ANSWER_LIMIT_S = 5.0
 _POLL_S = 0.2
 _GRACE = supervisor.Grace(interrupt_s=10.0, terminate_s=5.0)
 

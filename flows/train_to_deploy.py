@@ -42,8 +42,6 @@ def run_stage(stage: str, *, force: bool) -> State[Ended]:
     """Runs one stage: the very command that a person types. A failed gate is a failed task with the gate's sentence."""
     tree = Path.cwd()
     logger = get_run_logger()
-    if force:
-        dvc.force_again(tree, stage)
 
     def log(line: str) -> None:
         if line.strip() and not line.strip().startswith(_DVC_HINTS):

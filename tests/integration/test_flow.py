@@ -62,33 +62,30 @@ def test_the_flow_ends_in_the_same_lock_as_a_plain_run(tiny: Workspace, prefect_
     assert run["tasks"]["first"] == ("Completed", "lr is 0.003")
 
 
-def test_a_failed_gate_is_a_failed_task_with_the_gates_own_sentence(
+def test_what_is_up_to_date_or_restored_is_shown_as_cached(tiny: Workspace, prefect_server: server.Address) -> None:
+    lock = tiny.read("dvc.lock")
+    shutil.rmtree(tiny.root / "artifacts/second/a")
+    through(tiny, prefect_server, "second@a")
+    assert latest_run(prefect_server)["tasks"] == {
+        "first": ("Cached", "up to date"),
+        "second@a": ("Cached", "DVC found nothing to run"),
+    }
+    assert tiny.read("dvc.lock") == lock
+
+
+def test_a_failed_gate_is_a_failed_task_with_the_gates_own_sentence_and_force_runs_all(
     tiny: Workspace, prefect_server: server.Address
 ) -> None:
-    make_second_stale(tiny)
-    said = through(tiny, prefect_server, code=3, TINY_END="GateFailed")
+    lock = tiny.read("dvc.lock")
+    said = through(tiny, prefect_server, "--force", code=3, TINY_END="GateFailed")
     assert "second@b: a gate failed (exit 3): the sentence of GateFailed" in said
     assert latest_run(prefect_server) == {
         "state": ("FAILED", "Gate failed", "the sentence of GateFailed"),
         "tasks": {
-            "first": ("Cached", "up to date"),
+            "first": ("Completed", "lr is 0.003"),
             "second@a": ("Completed", "copied to a; a terminal: False"),
             "second@b": ("Gate failed", "the sentence of GateFailed"),
         },
-    }
-
-
-def test_what_dvc_restores_is_shown_as_cached_and_force_runs_it(
-    tiny: Workspace, prefect_server: server.Address
-) -> None:
-    lock = tiny.read("dvc.lock")
-    shutil.rmtree(tiny.root / "artifacts/second/a")
-    through(tiny, prefect_server, "second@a")
-    assert latest_run(prefect_server)["tasks"]["second@a"] == ("Cached", "DVC found nothing to run")
-    through(tiny, prefect_server, "second@a", "--force")
-    assert latest_run(prefect_server)["tasks"] == {
-        "first": ("Completed", "lr is 0.003"),
-        "second@a": ("Completed", "copied to a; a terminal: False"),
     }
     assert tiny.read("dvc.lock") == lock
 
