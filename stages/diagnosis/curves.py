@@ -32,6 +32,12 @@ def smooth(values: Floats, window: int) -> Floats:
     return np.concatenate([head, middle, tail])
 
 
+def trailing_mean(values: Floats, window: int) -> Floats:
+    """Mean of each stretch of `window` values, shape (n - window + 1,); of a short curve, half of it at most."""
+    width = max(1, min(window, len(values) // 2))
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(values, width).mean(axis=1))
+
+
 def swing(values: Floats) -> float:
     """Typical size of a curve's moves around its own trend: median of |x[i] - (x[i-1] + x[i+1]) / 2|.
 

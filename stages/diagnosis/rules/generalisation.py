@@ -4,7 +4,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from stages.config.diagnose import Diagnose
-from stages.diagnosis.curves import end_level, longest_run, smooth
+from stages.diagnosis.curves import end_level, longest_run, trailing_mean
 from stages.diagnosis.finding import Change, Finding, scaled, significant
 from stages.diagnosis.history import Floats, History
 from stages.diagnosis.levels import CHANCE_MARGIN
@@ -15,6 +15,8 @@ MIN_DROP = 0.03
 """Accuracy falls noticeably from here on ..."""
 MIN_DROP_SAMPLES = 2.5
 """... and by so many samples of the validation set at least."""
+EPOCHS_AVERAGED = 4
+"""Validation is averaged over so many epochs: small or alternating validation sets jump from one to the next."""
 RANDOM_GAP = 0.3
 WIDE_GAP = 0.12
 MEMORISED = 0.98
@@ -43,16 +45,17 @@ def overfitting(history: History, params: Diagnose) -> Finding | None:
     val, train = history.epochs.val_accuracy, history.epochs.train_accuracy
     if len(history.epochs) < params.min_epochs or not val.size or not train.size:
         return None
-    gap = end_level(train) - end_level(val)
+    averaged_val, averaged_loss = trailing_mean(val, EPOCHS_AVERAGED), trailing_mean(val_loss, EPOCHS_AVERAGED)
+    gap = end_level(train) - float(averaged_val[-1])
     chance = history.chance_accuracy or 0.0
     if gap > RANDOM_GAP and end_level(val) <= chance + CHANCE_MARGIN * (1.0 - chance):
         return _random_labels(history, gap)
-    smoothed = smooth(val_loss, 3)
-    best = int(np.argmin(smoothed))
-    rise = end_level(val_loss) - float(smoothed[best])
+    at = int(np.argmin(averaged_loss))
+    lowest, best = float(averaged_loss[at]), at + len(val_loss) - len(averaged_loss)
+    rise = float(averaged_loss[-1]) - lowest
     floor = MIN_RISE_SHARE * (history.chance_loss or 1.0)
-    rises = rise > max(params.overfit_gap * float(smoothed[best]), floor)
-    drop = float(smooth(val, 3).max()) - end_level(val)
+    rises = rise > max(params.overfit_gap * lowest, floor)
+    drop = float(averaged_val.max() - averaged_val[-1])
     falls = drop > max(MIN_DROP, MIN_DROP_SAMPLES * _granularity(val))
     memorised = gap > WIDE_GAP and (rises or end_level(train) > MEMORISED)
     if end_level(train_loss) >= float(train_loss[best]) and not memorised:
