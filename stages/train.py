@@ -92,8 +92,9 @@ def run(params: TrainParams, inputs: Inputs, outputs: Outputs) -> Result:
         },
     )
     done = "trained" if fitted.status == "finished" else f"stopped itself ({fitted.reason})"
+    which = f"in epoch {fitted.best_epoch} of {params.train.epochs}" if fitted.best_epoch else "of the starting weights"
     return Result(
-        f"{done}: validation accuracy {fitted.val.accuracy:.2%} in epoch {fitted.best_epoch} of {params.train.epochs}, "
+        f"{done}: validation accuracy {fitted.val.accuracy:.2%} {which}, "
         f"{counts.params:,} parameters, {counts.macs:,} MACs",
         evidence={
             "status": fitted.status,

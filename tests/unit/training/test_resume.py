@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
 from stages.checkpoints.store import Store
 from stages.data import prepared as prepared_module
+from stages.data.loaders import LoaderSettings
 from stages.data.prepared import Prepared
 from stages.runtime.exits import Stopped
 from stages.training.fit import fit
@@ -69,11 +72,11 @@ def test_sigint_in_the_validation(tmp_path: Path, prepared: Prepared, unbroken: 
     resume_and_compare(tmp_path, prepared, unbroken)
 
 
-def resume_and_compare(folder: Path, prepared: Prepared, unbroken: dict[str, str]) -> None:
+def resume_and_compare(folder: Path, prepared: Prepared, unbroken: dict[str, str], **changes: object) -> None:
     from stages.runtime import stopping
 
     stopping._state.requested = False
-    resumed = toy.job(folder, prepared)
+    resumed = toy.job(folder, prepared, **changes)
     fitted = fit(resumed)
     assert toy.result(resumed) == unbroken
     assert [(s["from_step"], s["to_step"]) for s in fitted.lineage][-1][1] == STEPS
@@ -97,9 +100,25 @@ def test_skipped_samples_are_not_read(
     assert sum(read) == (46 - 3 * 8) + 20  # what is left of the last epoch, and its validation
 
 
-def run(folder: Path, delay_s: float) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-W", "error", "-m", "tests.unit.training.toy", str(folder), str(delay_s)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+@pytest.mark.usefixtures("stoppable")
+def test_workers_change_nothing_and_are_gone_after_a_stop(
+    tmp_path: Path, prepared: Prepared, unbroken: dict[str, str]
+) -> None:
+    loader = LoaderSettings(workers=2, batched=False)
+    with pytest.raises(Stopped):
+        fit(toy.job(tmp_path, prepared, loss=stop_in_step(8), loader=loader))
+    children = [_line(child) for child in psutil.Process().children(recursive=True)]
+    assert [line for line in children if "resource_tracker" not in line] == []
+    resume_and_compare(tmp_path, prepared, unbroken, loader=loader)
+
+
+def _line(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def run(folder: Path, delay_s: float, workers: int = 0) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "error", "-m", "tests.unit.training.toy", str(folder), str(delay_s), str(workers)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def wait_for_epoch(process: "subprocess.Popen[str]", epoch: int) -> None:
@@ -108,6 +127,16 @@ def wait_for_epoch(process: "subprocess.Popen[str]", epoch: int) -> None:
         if line.startswith(f"toy: epoch {epoch} of"):
             return
     pytest.fail("the process ended early")
+
+
+def group(leader: int) -> list[psutil.Process]:
+    """Processes that are alive in the group."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):  # Gone since it was listed.
+            if os.getpgid(process.pid) == leader:
+                found.append(process)
+    return found
 
 
 def end(process: "subprocess.Popen[str]", how: signal.Signals | None = None) -> int:
@@ -121,12 +150,14 @@ def end(process: "subprocess.Popen[str]", how: signal.Signals | None = None) -> 
 def test_real_processes_stopped_and_killed(tmp_path: Path, prepared: Prepared, unbroken: dict[str, str]) -> None:
     """SIGTERM: 75 at once. kill -9 in a later epoch. Then it runs to its end; the result is this process's own."""
     assert prepared.folder == tmp_path / "data"
-    first = run(tmp_path, 0.05)
+    first = run(tmp_path, 0.05, workers=2)
     wait_for_epoch(first, 1)
     time.sleep(0.17)
     asked = time.monotonic()
-    assert end(first, signal.SIGTERM) == 75
+    os.killpg(first.pid, signal.SIGTERM)  # As a supervisor does: the whole group, with workers alive.
+    assert end(first) == 75
     assert time.monotonic() - asked < 10
+    assert not group(first.pid)
     second = run(tmp_path, 0.05)
     wait_for_epoch(second, 2)
     time.sleep(0.13)

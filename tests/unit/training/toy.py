@@ -1,6 +1,6 @@
 """A small training: prepared data in a folder, a network with dropout and BatchNorm, a job. Also as a process:
 
-`python -m tests.unit.training.toy FOLDER DELAY_S` trains, and ends as a stage does (0, or 75 when asked to stop).
+`python -m tests.unit.training.toy FOLDER DELAY_S WORKERS` trains, and ends as a stage does (0; 75 when stopped).
 """
 
 import json
@@ -95,7 +95,7 @@ def result(done: Job) -> dict[str, Any]:
     return {"weights": module_hash(done.module), **history}
 
 
-def main(folder: Path, delay_s: float) -> None:
+def main(folder: Path, delay_s: float, workers: int) -> None:
     """Trains in `folder`; every step takes at least the delay."""
     stopping.install()
 
@@ -103,7 +103,7 @@ def main(folder: Path, delay_s: float) -> None:
         time.sleep(delay_s)
         return F.cross_entropy(logits, labels)
 
-    toy = job(folder, Prepared.open(folder / "data"), loss=slow)
+    toy = job(folder, Prepared.open(folder / "data"), loss=slow, loader=LoaderSettings(workers=workers))
     try:
         fit(toy)
     except StageError as error:
@@ -113,4 +113,4 @@ def main(folder: Path, delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
