@@ -87,17 +87,20 @@ def show(
 @cli.command(epilog=_examples("shipway restore artifacts/bundle", "shipway restore release/model.onnx"))
 def restore(file: Annotated[Path, typer.Argument(help="A file or folder that a run left.")]) -> int:
     """Write the parameters that made a file back into params.yaml, and name the commit to check out."""
-    workspace.root()
+    tree = workspace.root()
     code, printed = supervisor.call([*_REPORTING, "restore", str(_existing(file))], capture=True)
     if code != Exit.DONE:
         return code
     found = json.loads(printed)
-    changed = edit(changes_to(found["sections"]))
+    workspace.check_writable(tree)
+    with workspace.only_run(tree, running.say):
+        changed = edit(changes_to(found["sections"]))
     for dotted, (old, new) in changed.items():
         running.say(f"params.yaml: {dotted}: {old} -> {new}")
     if not changed:
         running.say("params.yaml: already as it was for this file")
-    running.say(_where_the_code_is(found))
+    for line in [*found.get("notes", []), _where_the_code_is(found)]:
+        running.say(line)
     return Exit.DONE
 
 
@@ -120,7 +123,8 @@ def release(
 @cli.command(epilog=_examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
-    files: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, or .npz files.")],
+    files: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, .npy or .npz files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probability of every class.")] = False,
 ) -> int:
     """Verify a bundle, then predict with its own predict.py."""
     script = _existing(bundle) / "predict.py"
@@ -128,7 +132,7 @@ def predict(
     if code != Exit.DONE:
         typer.echo(printed, nl=False, err=True)
         return code
-    return _call([sys.executable, str(script), *map(str, files)])
+    return _call([sys.executable, str(script), *(["--json"] if as_json else []), "--", *map(str, files)])
 
 
 @cli.command(epilog=_examples("shipway verify artifacts/bundle"))
@@ -174,6 +178,9 @@ def _end(arguments: Sequence[str]) -> int:
         return _say_end(Exit.PARAMS, str(error))
     except StopAsked:
         return _say_end(Exit.STOPPED, "stopped on request; run again to go on")
+    except BrokenPipeError:  # `shipway run | head`: nobody reads any more, and nothing is to be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(Exit.DISK)
     except OSError as error:
         return _say_end(Exit.DISK, f"cannot read or write: {error}; free space or fix the permissions, then run again")
     except Exception as error:

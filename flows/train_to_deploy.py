@@ -16,7 +16,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 
 from flows import dvc, last, workspace
-from flows.ends import Ended, Exit
+from flows.ends import Ended, Exit, Refused
 
 _STATE_NAMES = {
     Exit.GATE: "Gate failed",
@@ -67,19 +67,25 @@ def train_to_deploy(stage: str | None = None, force: bool = False) -> State[Ende
     """From raw data to a bundle; with `stage`, up to that stage. `force` runs also what is up to date."""
     tree = Path.cwd()
     logger = get_run_logger()
-    with workspace.only_run(tree, logger.warning):
-        plan = dvc.plan(tree, logger.warning)
-        steps = plan.steps(stage)
-        candidates = set(steps if force else plan.candidates(stage))
-        last.clear(tree)
-        for name in steps:
-            if name not in candidates:
-                show_cached(name, return_state=True)
-                continue
-            # Called, not submitted: a cancellation is raised in this thread, and must reach the supervisor.
-            state = run_stage(name, force=force, return_state=True)
-            if not state.is_completed():
-                return failed(_ended(state, name))
+    try:
+        with workspace.only_run(tree, logger.warning):
+            return _run_stages(dvc.plan(tree, logger.warning), tree, stage, force)
+    except Refused as refused:
+        return failed(Ended(refused.code, refused.sentence))
+
+
+def _run_stages(plan: dvc.Plan, tree: Path, stage: str | None, force: bool) -> State[Ended]:
+    steps = plan.steps(stage)
+    candidates = set(steps if force else plan.candidates(stage))
+    last.clear(tree)
+    for name in steps:
+        if name not in candidates:
+            show_cached(name, return_state=True)
+            continue
+        # Called, not submitted: a cancellation is raised in this thread, and must reach the supervisor.
+        state = run_stage(name, force=force, return_state=True)
+        if not state.is_completed():
+            return failed(_ended(state, name))
     return Completed(message=f"{len(steps)} stages are up to date", data=Ended(Exit.DONE))
 
 

@@ -90,6 +90,16 @@ def test_a_failed_gate_is_a_failed_task_with_the_gates_own_sentence_and_force_ru
     assert tiny.read("dvc.lock") == lock
 
 
+def test_an_unknown_stage_is_a_failed_run_before_anything_runs(tiny: Workspace, prefect_server: server.Address) -> None:
+    code = "from flows import train_to_deploy; print(int(train_to_deploy.run_here('frist', False).code))"
+    done = tiny.python("-c", code, PREFECT_API_URL=prefect_server.api, PREFECT_HOME=str(tiny.root / ".shipway/prefect"))
+    assert done.stdout.splitlines()[-1] == "64"
+    assert "Traceback" not in done.stderr
+    kind, name, message = latest_run(prefect_server)["state"]
+    assert (kind, name) == ("FAILED", "Bad parameters")
+    assert message.startswith("no stage is named 'frist'; did you mean 'first'?")
+
+
 def test_no_server_at_the_given_address_is_said(tiny: Workspace) -> None:
     make_second_stale(tiny)
     with socket.socket() as free:
