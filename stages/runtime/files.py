@@ -25,6 +25,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # A failed write names no file by itself.
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
