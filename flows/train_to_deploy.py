@@ -25,7 +25,15 @@ _STATE_NAMES = {
     Exit.DISK: "Disk fault",
     Exit.STOPPED: "Stopped",
 }
-_DVC_HINTS = ("To track the changes with git", "git add ", "To enable auto staging", "dvc config core.autostage")
+_DVC_HINTS = (
+    "To track the changes with git",
+    "git add ",
+    "To enable auto staging",
+    "dvc config core.autostage",
+    "Use `dvc push`",
+)
+_DVC_SKIPS = "didn't change, skipping"
+"""Said of each stage before the one that is run: their own tasks have shown it already."""
 _DELIVERY_LIMIT_S = 15.0
 
 
@@ -44,7 +52,7 @@ def run_stage(stage: str, *, force: bool) -> State[Ended]:
     logger = get_run_logger()
 
     def log(line: str) -> None:
-        if line.strip() and not line.strip().startswith(_DVC_HINTS):
+        if line.strip() and not line.strip().startswith(_DVC_HINTS) and not line.endswith(_DVC_SKIPS):
             logger.info(line)
 
     ended = dvc.repro(tree, stage, anew=force, on_line=log, say=logger.warning)
