@@ -80,14 +80,18 @@ def _measured(decision: Decision, source: Path, final: Path) -> dict[str, Any]:
     latency = {name: {"p50_ms": taken.p50_ms, "p95_ms": taken.p95_ms} for name, taken in decision.timings.items()}
     values: dict[str, Any] = {"latency": latency, "size_ratio": graphs.size_bytes(final) / graphs.size_bytes(source)}
     if decision.candidate:
-        values["speedup"] = decision.timings[FLOAT].p50_ms / decision.timings[decision.candidate].p50_ms
+        values["speedup"] = decision.timings[decision.candidate].speedup_over(decision.timings[FLOAT])
     return values
 
 
 def _summary(decision: Decision) -> str:
     what = f"{decision.chosen} ({decision.candidate})" if decision.candidate else decision.chosen
-    times = ", ".join(f"{name} {taken.p50_ms:.3f} ms" for name, taken in decision.timings.items())
-    return f"{what}: {decision.reason}" + (f" [median latency: {times}]" if times else "")
+    if FLOAT not in decision.timings:
+        return f"{what}: {decision.reason}"
+    timings = dict(decision.timings)
+    baseline = timings.pop(FLOAT)
+    factors = ", ".join(f"{name} {taken.speedup_over(baseline):.2f}x" for name, taken in timings.items())
+    return f"{what}: {decision.reason} [float {baseline.p50_ms:.3f} ms; speed-up of {factors}]"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from stages.config.base import Count, Section
 class ProfileModel(Section):
     """Measures every model variant on the saved file."""
 
-    repeats: Count = 200
-    """Timed runs per variant at batch 1, in alternating rounds."""
+    repeats: Count = 3000
+    """Timed runs per variant at batch 1, at most, in alternating rounds: slow variants are timed for a few seconds."""
 
     warmup: Count = 20
     """Runs before timing, per variant and round."""
@@ -15,5 +15,5 @@ class ProfileModel(Section):
     throughput_batch: Count = 32
     """Samples per batch when the throughput is measured ..."""
 
-    throughput_repeats: Count = 20
+    throughput_repeats: Count = 90
     """... and timed runs."""

@@ -17,7 +17,7 @@ class Quantize(Section):
     """How far the accuracy may fall below the float model's, on validation and again on test."""
 
     min_speedup: Positive = 1.1
-    """Least speed-up over float at batch 1 (median latency, alternating rounds)."""
+    """Least speed-up over float at batch 1 (median over alternating rounds)."""
 
     calibration: Literal["minmax", "moving_average", "percentile", "entropy"] = "minmax"
     """How activation ranges are found from the calibration split."""
@@ -28,8 +28,8 @@ class Quantize(Section):
     reduce_range: bool | None = None
     """true: weights use 7 of their 8 bits; null: by the processor (true without VNNI, AMX or Arm dot product)."""
 
-    repeats: Count = 200
-    """Timed runs per model."""
+    repeats: Count = 3000
+    """Timed runs per model, at most: slow models are timed for a few seconds."""
 
     warmup: Count = 20
     """Runs before timing, per model and round."""

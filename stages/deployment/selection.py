@@ -167,10 +167,10 @@ def _choose(task: Task, trials: list[Trial]) -> Decision:
 
 
 def fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
-    """The sticky choice by median latency; INT8 carries the factor by which it must be faster."""
+    """The sticky choice by latency relative to float; INT8 carries the factor by which it must be faster."""
     fixed = task.settings.fixed
     factor = task.settings.min_speedup
-    costs = {name: taken.p50_ms * (1.0 if name == FLOAT else factor) for name, taken in timings.items()}
+    costs = {name: factor / taken.speedup_over(timings[FLOAT]) for name, taken in timings.items()} | {FLOAT: 1.0}
     if fixed is not None:
         costs = {name: cost for name, cost in costs.items() if name != FLOAT}
     name, _ = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs})

@@ -157,7 +157,7 @@ def test_forced_as_without_vnni_the_result_stays_within_the_bound(images: Path, 
 
 
 def timed(**medians_ms: float) -> dict[str, Latency]:
-    return {name: Latency(np.full(10, median)) for name, median in medians_ms.items()}
+    return {name: Latency((np.full(10, median),)) for name, median in medians_ms.items()}
 
 
 def task(images: Path, folder: Path, **settings: Any) -> selection.Task:
