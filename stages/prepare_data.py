@@ -10,14 +10,14 @@ import numpy.typing as npt
 from stages.config.base import StageParams
 from stages.config.data import Data
 from stages.config.prepare_data import PrepareData
-from stages.data.bad_samples import BadSamples
+from stages.data.bad_samples import IN_TEST, BadSamples
 from stages.data.coverage import check_coverage, check_samples, count_classes
 from stages.data.intake import Intake, take_arrays, take_files
 from stages.data.npy import save_npy
 from stages.data.prepared import SPLITS, Indices, Info
 from stages.data.sources.base import FileSource, Source
 from stages.data.sources.registry import open_source
-from stages.data.splits import Splitter, content_hash, count_duplicates
+from stages.data.splits import Splitter, content_hash, count_duplicates, leaks
 from stages.runtime.files import canonical_json, write_json
 from stages.runtime.stage import Result, main
 
@@ -49,6 +49,8 @@ def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:  # noqa: AR
     source = open_source(params.data, params.seed, params.threads)
     bad = BadSamples(params.data.on_bad_sample)
     intake = _take_in(source, outputs.data, bad, splitter, params.threads)
+    for row in np.flatnonzero(leaks(intake.digests, intake.official_test)):
+        bad.add(IN_TEST, f"sample {row}", "the same content is in the official test set")
     bad.settle()
     check_samples(intake.labels, intake.classes, bad.counts)
     splits = splitter.split(intake.digests, intake.official_test)
@@ -132,8 +134,6 @@ def _summary(info: Info) -> str:
         notes.append(f"bad samples dropped: {sum(info.dropped.values())}")
     if info.duplicates["copies"]:
         notes.append(f"{info.duplicates['copies']} exact copies ({info.duplicates['conflicting']} with another label)")
-    if info.duplicates["in_official_test"]:
-        notes.append(f"{info.duplicates['in_official_test']} samples outside the official test set also occur in it")
     return "; ".join(notes)
 
 

@@ -13,6 +13,7 @@ NOT_FINITE = "not_finite"
 LABEL = "label"
 UNREADABLE = "unreadable"
 OTHER_SIZE = "other_size"
+IN_TEST = "in_official_test"
 _SHOWN = 5
 
 

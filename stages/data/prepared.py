@@ -45,7 +45,7 @@ class Info:
     """Bad samples that were left out, by reason (`data.on_bad_sample: drop`)."""
     duplicates: dict[str, int]
     """`copies`: samples whose content came before; `conflicting`: those of them with another label;
-    `in_official_test`: samples outside the official test set that also occur in it."""
+    `in_official_test`: samples outside the official test set that also occur in it (left out)."""
     root: str | None = None
     """Folder of the image files (kind `files`), as `data.path` names it."""
     resize: tuple[int, int] | None = None

@@ -35,13 +35,15 @@ class Splitter:
     def split(self, digests: Digests, official_test: npt.NDArray[np.bool_]) -> dict[str, Indices]:
         """Sample indices of train, val, test and calibration (a part of train), ascending.
 
-        With an official test set, that is the test split, and `test_share` is not used.
+        With an official test set, that is the test split, and `test_share` is not used; copies of its samples are in
+        no split.
         """
         position, calibration = self.positions(digests)
         test_share = 0.0 if official_test.any() else self.test_share
         test = official_test | (position < test_share)
         val = ~test & (position < test_share + self.val_share)
-        train = ~test & ~val
+        leaked = leaks(digests, official_test)
+        val, train = val & ~leaked, ~test & ~val & ~leaked
         masks = {
             "train": train,
             "val": val,
@@ -51,20 +53,32 @@ class Splitter:
         return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
 
 
+def leaks(digests: Digests, official_test: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Samples outside the official test set whose content also occurs in it, (N,)."""
+    _, which = np.unique(_keys(digests), return_inverse=True)
+    in_test = np.zeros(len(digests), dtype=bool)
+    in_test[which[official_test]] = True
+    found: npt.NDArray[np.bool_] = in_test[which] & ~official_test
+    return found
+
+
+def _keys(digests: Digests) -> npt.NDArray[np.void]:
+    """(N, 32) bytes as (N,) comparable values."""
+    return np.ascontiguousarray(digests).view("V32").ravel()
+
+
 def count_duplicates(
     digests: Digests, labels: npt.NDArray[np.int64], official_test: npt.NDArray[np.bool_]
 ) -> dict[str, int]:
     """Exact duplicates: `copies`, `conflicting` and `in_official_test` as in `Info.duplicates`."""
-    keys = np.ascontiguousarray(digests).view("V32").ravel()
+    keys = _keys(digests)
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     is_copy = np.ones(len(keys), dtype=bool)
     is_copy[first] = False
-    in_test = np.zeros(len(first), dtype=bool)
-    in_test[which[official_test]] = True
     return {
         "copies": int(is_copy.sum()),
         "conflicting": int((labels != labels[first][which]).sum()),
-        "in_official_test": int((in_test[which] & ~official_test).sum()),
+        "in_official_test": int(leaks(digests, official_test).sum()),
     }
 
 

@@ -88,15 +88,17 @@ def test_copies_fall_into_one_split_whatever_their_label_and_are_counted(tmp_pat
     assert read_json(tmp_path / "out" / "metrics.json")["duplicates"]["copies"] == 60
 
 
-def test_an_official_test_set_of_an_npz_stays_and_copies_of_it_are_reported(tmp_path: Path) -> None:
+def test_an_official_test_set_of_an_npz_stays_and_copies_of_it_are_found(tmp_path: Path) -> None:
     images, labels = random_images(200)
     test, test_labels = random_images(60, seed=1)
     test[:7] = images[:7]
     path = write_npz(tmp_path / "a.npz", x=images, y=labels, x_test=test, y_test=test_labels)
-    prepared, result = prepare(tmp_path / "out", source="npz", path=path)
+    with pytest.raises(BadData, match="7 bad samples: sample 0: the same content is in the official test set"):
+        prepare(tmp_path / "refused", source="npz", path=path)
+    prepared, result = prepare(tmp_path / "out", source="npz", path=path, on_bad_sample="drop")
     assert prepared.indices("test").tolist() == list(range(200, 260))
-    assert prepared.info.duplicates["in_official_test"] == 7
-    assert "7 samples outside the official test set also occur in it" in result.summary
+    assert not set(range(7)) & {*prepared.indices("train"), *prepared.indices("val"), *prepared.indices("calibration")}
+    assert "bad samples dropped: 7" in result.summary
     assert read_json(tmp_path / "out" / "metrics.json")["duplicates"]["in_official_test"] == 7
 
 

@@ -15,6 +15,7 @@ from tests.unit.data.build import prepare, random_images, write_fashion, write_i
 TRAIN = random_images(400, classes=10)
 TEST = random_images(60, seed=1, classes=10)
 IMAGES = "train-images-idx3-ubyte"
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -38,10 +39,13 @@ def test_idx_and_idx_gz_give_the_same_bytes(tmp_path: Path) -> None:
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
 
 
-def test_training_images_that_are_also_test_images_are_reported(tmp_path: Path) -> None:
+def test_training_images_that_are_also_test_images_are_dropped_on_request(tmp_path: Path) -> None:
     test = (TEST[0].copy(), TEST[1])
     test[0][:5] = TRAIN[0][:5]
-    prepare(tmp_path / "out", source="fashion_mnist", path=write_fashion(tmp_path / "raw", TRAIN, test))
+    folder = write_fashion(tmp_path / "raw", TRAIN, test)
+    with pytest.raises(BadData, match="5 bad samples"):
+        prepare(tmp_path / "refused", source="fashion_mnist", path=folder)
+    prepare(tmp_path / "out", source="fashion_mnist", path=folder, on_bad_sample="drop")
     assert read_json(tmp_path / "out/data/info.json")["duplicates"]["in_official_test"] == 5
     assert read_json(tmp_path / "out/metrics.json")["duplicates"]["in_official_test"] == 5
 
@@ -134,3 +138,12 @@ def test_a_missing_folder_and_a_file_instead_are_refused(tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(BadData, match="is a file; the folder with the four Fashion-MNIST files"):
         open_fashion_mnist(tmp_path / "file")
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
+def test_the_real_files_of_debian(tmp_path: Path) -> None:
+    prepared, _ = prepare(tmp_path / "out", source="fashion_mnist", path=DEBIAN)
+    assert prepared.info.splits["test"] == 10_000
+    assert prepared.info.splits["train"] + prepared.info.splits["val"] == 60_000
+    assert prepared.info.shape == (28, 28, 1)
+    assert prepared.info.mean[0] == pytest.approx(0.286, abs=0.002)
