@@ -1,0 +1,1 @@
+"""Speed, measured side by side; each benchmark is one command."""
