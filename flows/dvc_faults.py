@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.ends import Ended, Exit, Refused
+from flows.ends import Ended, Refused
 from flows.supervisor import Report
+from stages.config.exits import Exit
 
 _BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock")
 _HOLDER = re.compile(r"\(PID (\d+)\): (.+)")
@@ -14,7 +15,10 @@ _EXITED = re.compile(r"exited with (-?\d+)$")
 _ERROR = re.compile(r"^ERROR: (?:configuration error(?: - )?)?(.*)")
 _FULL = ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system")
 _DENIED = ("Permission denied", "Errno 13", "Not a directory", "Errno 20", "File exists", "Errno 17")
+DISK_WORDS = (*_FULL, "Permission denied")
+"""The system's words for a full or forbidden disk, as other programs print them."""
 _MISSING = ("No such file or directory", "missing data 'source'", "missing-files", "does not exist", "Missing cache")
+_PARAMS_FAULTS = re.compile(r"Parameters '.*' are missing from|Could not find '[^']+'")
 _FILE_FAULTS = ("dvc.yaml", "dvc.lock", ".dvc' ", "failed to parse", "is invalid", "validation failed")
 
 
@@ -87,6 +91,8 @@ def _kind(said: str) -> tuple[Exit, str]:
         return Exit.DISK, "free space, then run again"
     if any(words in said for words in _DENIED):
         return Exit.DISK, "fix the permissions or move away what is in the way, then run again"
+    if _PARAMS_FAULTS.search(said):
+        return Exit.PARAMS, "dvc.yaml reads this key: put it into params.yaml, or correct the file"
     if any(words in said for words in _MISSING):
         return Exit.DATA, "put the file back (`dvc checkout` or `dvc pull`), or fix the path in params.yaml or dvc.yaml"
     if any(words in said for words in _FILE_FAULTS):

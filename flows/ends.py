@@ -1,21 +1,9 @@
-"""How a run ends: the exit codes of the stages, and the one exception for what a person can put right."""
+"""How a run ends: what the exit codes mean, and the one exception for what a person can put right."""
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
-
-class Exit(IntEnum):
-    """The exit codes of the stages and of `shipway` (a test holds them equal to stages/runtime/exits.py)."""
-
-    DONE = 0
-    GATE = 3
-    PARAMS = 64
-    DATA = 65
-    BUG = 70
-    DISK = 74
-    STOPPED = 75
-
+from stages.config.exits import Exit
 
 MEANING = {
     Exit.DONE: "done",

@@ -8,8 +8,9 @@ from pathlib import Path
 import typer
 
 from flows import dvc, last, supervisor, workspace
-from flows.ends import Ended, Exit, Refused, meaning
+from flows.ends import Ended, Refused, meaning
 from stages.config.editing import edit, parse_assignments
+from stages.config.exits import Exit
 from stages.config.loading import ParamsError, load
 
 BASELINE = {"distill.enabled": False, "prune.enabled": False, "quantize.enabled": False}

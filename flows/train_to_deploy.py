@@ -16,7 +16,8 @@ from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed
 
 from flows import dvc, last, workspace
-from flows.ends import Ended, Exit, Refused
+from flows.ends import Ended, Refused
+from stages.config.exits import Exit
 
 _STATE_NAMES = {
     Exit.GATE: "Gate failed",

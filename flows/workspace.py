@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.ends import Exit, Refused
+from flows.ends import Refused
+from stages.config.exits import Exit
 
 STATE = Path(".shipway")
 _LOCK = STATE / "run.lock"

@@ -2,22 +2,11 @@
 
 import errno
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import ClassVar
 
 from pydantic import JsonValue
 
-
-class Exit(IntEnum):
-    """How a stage ends. The numbers follow sysexits.h where it has one."""
-
-    DONE = 0
-    GATE = 3
-    PARAMS = 64
-    DATA = 65
-    BUG = 70
-    DISK = 74
-    STOPPED = 75
+from stages.config.exits import Exit as Exit
 
 
 class StageError(Exception):

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from flows import dvc_faults
-from flows.ends import Exit
+from flows.ends import MEANING
 from flows.supervisor import Report
+from stages.config.exits import Exit
 from stages.runtime import exits
 
 FAILED = "ERROR: failed to reproduce 'train': "
@@ -20,8 +21,9 @@ def said(code: int, sentence: str = "") -> dict[str, Any]:
     return {"code": code, "sentence": sentence, "evidence": {"a": 1}, "seconds": 0.1}
 
 
-def test_the_exit_codes_are_those_of_the_stages() -> None:
-    assert {end.name: end.value for end in Exit} == {end.name: end.value for end in exits.Exit}
+def test_every_exit_code_has_a_meaning_and_there_is_one_enum() -> None:
+    assert exits.Exit is Exit
+    assert set(MEANING) == set(Exit)
 
 
 @pytest.mark.parametrize("code", [3, 64, 65, 70, 74, 75])
@@ -44,6 +46,8 @@ def test_the_stage_that_failed_speaks_for_itself(code: int) -> None:
         (FAILED + "[Errno 2] No such file or directory: '/a/raw.txt'", 65, "dvc pull"),
         (FAILED + "output 'a.txt' does not exist", 65, "dvc pull"),
         ("ERROR: failed to parse 'stages.a.cmd' in 'dvc.yaml': Could not find 'nope'", 64, "correct the file"),
+        (FAILED + "Parameters 'train.batch_size' are missing from 'params.yaml'.", 64, "params.yaml"),
+        ("ERROR: failed to parse stage 'a' in 'dvc.yaml': Could not find 'data.path'", 64, "params.yaml"),
         ("ERROR: something unheard of", 70, "something unheard of"),
     ],
 )

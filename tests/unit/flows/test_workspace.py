@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows import workspace
-from flows.ends import Exit, Refused
+from flows.ends import Refused
+from stages.config.exits import Exit
 
 
 @pytest.fixture
