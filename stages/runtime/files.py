@@ -1,9 +1,11 @@
 """Files: canonical JSON, atomic and durable writes, digests."""
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         error.filename = error.filename or str(path)  # A failed write names no file by itself.
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # What went wrong before says more.
+            temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -65,12 +68,17 @@ def sha256_file(path: Path) -> str:
 
 
 def files_below(path: Path) -> Iterator[Path]:
-    """The files below a folder in sorted order (or the file itself), without Python's caches."""
+    """The files below a folder in sorted order (or the file itself), without what .dvcignore leaves out too."""
     if path.is_file():
         yield path
         return
     for child in sorted(path.rglob("*")):
-        if child.is_file() and "__pycache__" not in child.parts and child.suffix != ".pyc":
+        if (
+            child.is_file()
+            and "__pycache__" not in child.parts
+            and child.suffix != ".pyc"
+            and child.name != ".DS_Store"
+        ):
             yield child
 
 
@@ -78,9 +86,12 @@ def digest(path: Path, *, with_identity: bool = True) -> str:
     """Hex SHA-256 of a file, or of a folder's names and contents.
 
     `with_identity=False` leaves the folder's identity.json out: what the artifact *contains*, whoever made it.
+    Raises `FileNotFoundError` when there is nothing at `path`.
     """
     if path.is_file():
         return sha256_file(path)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     lines = [
         f"{child.relative_to(path).as_posix()}\0{sha256_file(child)}\n"
         for child in files_below(path)

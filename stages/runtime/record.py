@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime import state
-from stages.runtime.files import digest, files_below, read_json, sha256_bytes, write_json
+from stages.runtime.files import digest, files_below, read_json, sha256_bytes, sha256_file, write_json
 
 RECORDED_SUFFIXES = (".safetensors", ".onnx")
 _NOT_DIRTY = (":(exclude)artifacts", ":(exclude)dvc.lock")
@@ -36,7 +36,7 @@ def _dirty_hash() -> str | None:
     parts = [changed]
     for name in sorted(filter(None, untracked)):
         path = Path(os.fsdecode(name))
-        parts.append(name + b"\0" + (path.read_bytes() if path.is_file() else b""))
+        parts.append(name + b"\0" + (sha256_file(path).encode() if path.is_file() else b""))
     return sha256_bytes(b"".join(parts)) if any(parts) else None
 
 

@@ -87,7 +87,8 @@ def _finish(
 ) -> NoReturn:
     fields = {"stage": address, "code": int(code), "sentence": sentence, "evidence": evidence, "seconds": seconds}
     try:
-        write_json(last, fields)
+        with stopping.polled():
+            write_json(last, fields)
     except OSError as error:
         say(f"{address}: cannot write {last}: {error}")
         code = code or Exit.DISK
@@ -113,8 +114,9 @@ def _execute(run: Callable[[Any, Any, Any], Result], address: str, instance: str
         workplace.check()
         for path in workplace.all():
             embedding.embed_all(path, identity.embedded(made_of))
-        workplace.move()
-    record.write(address, list(_values(final)), made_of, {"result": result.run, "summary": result.summary})
+        with stopping.polled():  # The work is done: a stop that comes now waits for its last renames.
+            workplace.move()
+            record.write(address, _values(final), made_of, {"result": result.run, "summary": result.summary})
     return result
 
 
@@ -135,7 +137,11 @@ def _require(inputs: Any) -> None:
 
 
 class _Workplace:
-    """Temporary outputs on the artifacts' own file system; moved in place whole, or not at all."""
+    """Temporary outputs on the artifacts' own file system, moved in place when all of them are there.
+
+    Each output is moved whole. A stop waits until all are; a process that is killed between two of them leaves the
+    former others, and dvc.lock, which was not written, then fits neither: the stage runs again.
+    """
 
     def __init__(self, address: str, final: Any) -> None:
         self.final = final
@@ -145,6 +151,8 @@ class _Workplace:
         self.outputs = dataclasses.replace(final, **moved)
 
     def __enter__(self) -> "_Workplace":
+        _remove_leftovers(self.root)
+        self.root.mkdir(parents=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,3 +179,13 @@ class _Workplace:
             if place.is_dir():
                 shutil.rmtree(place)
             made.replace(place)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Removes the work folders that killed runs of this stage left; one with this process's id is such a one too."""
+    if not root.parent.is_dir():
+        return
+    for path in root.parent.iterdir():
+        pid = path.suffix[1:]
+        if path.stem == root.stem and pid.isdigit() and (path == root or not stopping.is_alive(int(pid))):
+            shutil.rmtree(path)

@@ -61,12 +61,13 @@ def install() -> None:
 
 
 def _watch(supervisor: int) -> None:
-    while _alive(supervisor):
+    while is_alive(supervisor):
         time.sleep(_WATCH_INTERVAL_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id runs, whoever's it is."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

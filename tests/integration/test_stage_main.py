@@ -1,6 +1,8 @@
 """`main` around a stage: exit codes, nothing half-written, what `.shipway/last` says."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +139,43 @@ def test_a_stop_ends_with_75(workspace: Workspace, number: int) -> None:
     process.send_signal(number)
     assert process.wait(timeout=30) == 75
     assert not list((workspace.root / "artifacts").glob(".*"))
+
+
+def test_leftovers_of_killed_runs_are_removed_and_never_used(workspace: Workspace) -> None:
+    """One has the id of the next run itself: the stage lays it down before `main` enters its work folder."""
+    ended(workspace)
+    artifacts = workspace.root / "artifacts"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    other = artifacts / f".other.{gone.pid}"
+    alive = artifacts / f".probe.{os.getpid()}"
+    for folder in (artifacts / f".probe.{gone.pid}", other, alive):
+        (folder / "probe/model").mkdir(parents=True)
+    code = BODY.format(act="pass", more="").replace(
+        "    main(run",
+        "    stale = Path(f'artifacts/.probe.{os.getpid()}/probe/model')\n"
+        "    stale.mkdir(parents=True)\n    (stale / 'stale').touch()\n    main(run",
+    )
+    (workspace.root / "stages/probe.py").write_text(code)
+    assert workspace.python("-m", "stages.probe").returncode == 0
+    assert sorted(path.name for path in (artifacts / "probe/model").iterdir()) == ["identity.json", "value.json"]
+    assert set(artifacts.glob(".*")) == {other, alive}
+
+
+def test_a_stop_in_the_last_renames_leaves_no_mix(workspace: Workspace) -> None:
+    """The stop comes between the two outputs, just after the first was moved."""
+    code = BODY.format(act="pass", more="").replace(
+        "    main(run",
+        "    import signal\n    replace = Path.replace\n"
+        "    def stopped(path, to):\n        replace(path, to)\n"
+        "        if to == Outputs().model:\n            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    Path.replace = stopped\n    main(run",
+    )
+    ended(workspace)
+    shutil.rmtree(workspace.root / "artifacts/probe")
+    (workspace.root / "stages/probe.py").write_text(code)
+    assert workspace.python("-m", "stages.probe", check=False).returncode == 0
+    assert {path.name for path in (workspace.root / "artifacts/probe").iterdir()} == {"model", "metrics.json"}
 
 
 def test_a_stage_stops_when_its_supervisor_has_died(workspace: Workspace) -> None:

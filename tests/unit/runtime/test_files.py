@@ -49,8 +49,14 @@ def test_the_identity_can_be_left_out_of_a_digest(tmp_path: Path) -> None:
     assert digest(tmp_path, with_identity=False) == before
 
 
-def test_python_s_caches_do_not_count(tmp_path: Path) -> None:
+def test_nothing_has_no_digest(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        digest(tmp_path / "nowhere")
+
+
+def test_what_dvc_ignores_does_not_count(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a.py", b"1")
     before = digest(tmp_path)
     write_bytes(tmp_path / "__pycache__" / "a.cpython-311.pyc", b"2")
+    write_bytes(tmp_path / ".DS_Store", b"3")
     assert digest(tmp_path) == before
