@@ -10,6 +10,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 PARAMS_FILE = Path("params.yaml")
+READ_BY_DVC = ("data.path", "train.batch_size")
+"""Keys that dvc.yaml itself reads below a section: DVC knows no defaults, so they must stand in the file."""
 
 
 class ParamsError(Exception):
@@ -39,13 +41,30 @@ def load(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 
 def validate(values: Mapping[str, Any], where: str = "params.yaml") -> dict[str, Any]:
-    """Validates all sections at once. Raises `ParamsError` with every fault."""
+    """Validates all sections at once, and that what dvc.yaml reads is there. Raises `ParamsError` with every fault."""
     from stages.config.pipeline import Pipeline  # Here, so that a stage does not depend on every section's schema.
 
+    problems = left_out(values, Pipeline)
     try:
-        return Pipeline.model_validate(values).model_dump()
+        validated = Pipeline.model_validate(values).model_dump()
     except ValidationError as error:
-        raise ParamsError([f"{where}: {line}" for line in explain(error, Pipeline)]) from None
+        problems = explain(error, Pipeline) + problems
+    if problems:
+        raise ParamsError([f"{where}: {line}" for line in problems])
+    return validated
+
+
+def left_out(values: Mapping[str, Any], schema: type[BaseModel]) -> list[str]:
+    """One line for each key of `READ_BY_DVC` that its section leaves to the schema's default."""
+    lines = []
+    for dotted in READ_BY_DVC:
+        section, name = dotted.split(".")
+        given = values.get(section)
+        if isinstance(given, Mapping) and name not in given:
+            fields: Any = schema.model_fields[section].annotation
+            default = fields.model_fields[name].default
+            lines.append(f"{dotted}: required in params.yaml, since dvc.yaml reads it; its default is {default}")
+    return lines
 
 
 def explain(error: ValidationError, schema: type[BaseModel]) -> list[str]:

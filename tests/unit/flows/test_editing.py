@@ -1,19 +1,35 @@
 """Edits of params.yaml: validated first, everything else left as it stood."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from stages.config.editing import changes_to, edit, parse_assignments
-from stages.config.loading import ParamsError, load
+from stages.config.loading import READ_BY_DVC, ParamsError, load, read_yaml
 
 SHIPPED = Path(__file__).parents[3] / "params.yaml"
 
 
+KNOWN = {
+    "train.epochs": 15,
+    "train.batch_size": 64,
+    "train.lr": 0.003,
+    "model.kwargs": {"depth": 14, "width": 32},
+    "targets.min_accuracy": 0.95,
+    "diagnose.fail_on": ["nan", "diverged"],
+    "seed": 0,
+}
+
+
 @pytest.fixture
 def params(tmp_path: Path) -> Path:
-    return Path(shutil.copy(SHIPPED, tmp_path / "params.yaml"))
+    """The shipped file with values of its own, whatever the shipped ones are."""
+    path = Path(shutil.copy(SHIPPED, tmp_path / "params.yaml"))
+    edit(KNOWN, path)
+    return path
 
 
 def test_assignments_are_yaml() -> None:
@@ -49,7 +65,7 @@ def test_a_new_key_stands_at_the_end_of_its_section(params: Path) -> None:
 
 
 def test_quotes_nulls_and_indented_lists_stay(params: Path) -> None:
-    text = params.read_text().replace("digits,", '"digits",')
+    text = params.read_text().replace("{source: digits,", '{source: "digits",')
     text = text.replace("fail_on: [nan,", "fail_on:\n    - nan # a remark\n  # [", 1)
     params.write_text(text)
     edit({"seed": 1}, params)
@@ -85,3 +101,24 @@ def test_changes_to_former_sections_name_only_what_differs(params: Path) -> None
     }
     edit(changes, params)
     assert params.read_text() == before
+
+
+@pytest.mark.parametrize(("dotted", "default"), [("train.batch_size", "64"), ("data.path", "stages/data/digits.npz")])
+def test_a_key_that_dvc_reads_may_not_be_left_to_its_default(params: Path, dotted: str, default: str) -> None:
+    values = read_yaml(params)
+    section, name = dotted.split(".")
+    del values[section][name]
+    with params.open("w") as file:
+        YAML(typ="safe").dump(values, file)
+    with pytest.raises(ParamsError) as caught:
+        load(params)
+    (line,) = caught.value.problems
+    assert line.endswith(f"{dotted}: required in params.yaml, since dvc.yaml reads it; its default is {default}")
+
+
+def test_what_dvc_reads_below_a_section_is_what_its_file_names() -> None:
+    pipeline = SHIPPED.with_name("dvc.yaml").read_text()
+    stages = YAML(typ="safe").load(pipeline)["stages"].values()
+    params = {name for stage in stages for name in stage.get("do", stage)["params"]}
+    interpolated = set(re.findall(r"\$\{(\w+\.[\w.]+)\}", pipeline))
+    assert {name for name in params if "." in name} | interpolated == set(READ_BY_DVC)
