@@ -11,7 +11,7 @@ from stages.config.quantize import Quantize
 from stages.data.prepared import Prepared
 from stages.deployment import graphs
 from stages.deployment.selection import FLOAT, Decision, Task, decide
-from stages.runtime import embedding, identity, measured
+from stages.runtime import decisions, embedding, identity, measured
 from stages.runtime.files import IDENTITY_FILE, read_json, sha256_file, write_json
 from stages.runtime.stage import Result, main
 
@@ -58,7 +58,11 @@ def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
     write_json(outputs.model / DECISION, decision.to_json())
     digest = _stamp(outputs.model)
     measured.write(MEASURED, _measured(decision, source, outputs.model / MODEL), of=digest)
-    return Result(summary=_summary(decision), evidence={"chosen": decision.chosen, "reason": decision.reason})
+    return Result(
+        summary=_summary(decision),
+        evidence={"chosen": decision.chosen, "reason": decision.reason},
+        run={"device": decisions.device_key()},
+    )
 
 
 def _hand_on(source: Path, folder: Path) -> None:
@@ -78,7 +82,8 @@ def _stamp(folder: Path) -> str:
 
 def _measured(decision: Decision, source: Path, final: Path) -> dict[str, Any]:
     latency = {name: {"p50_ms": taken.p50_ms, "p95_ms": taken.p95_ms} for name, taken in decision.timings.items()}
-    values: dict[str, Any] = {"latency": latency, "size_ratio": graphs.size_bytes(final) / graphs.size_bytes(source)}
+    ratio = graphs.size_bytes(final) / graphs.size_bytes(source)
+    values: dict[str, Any] = {"device": decisions.device_key(), "latency": latency, "size_ratio": ratio}
     if decision.candidate:
         values["speedup"] = decision.timings[decision.candidate].speedup_over(decision.timings[FLOAT])
     return values
@@ -91,7 +96,8 @@ def _summary(decision: Decision) -> str:
     timings = dict(decision.timings)
     baseline = timings.pop(FLOAT)
     factors = ", ".join(f"{name} {taken.speedup_over(baseline):.2f}x" for name, taken in timings.items())
-    return f"{what}: {decision.reason} [float {baseline.p50_ms:.3f} ms; speed-up of {factors}]"
+    kept = "; the former choice was kept" if decision.kept else ""
+    return f"{what}: {decision.reason} [now: float {baseline.p50_ms:.3f} ms, speed-up of {factors}{kept}]"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,10 @@ class Quantize(Section):
     """How far the accuracy may fall below the float model's, on validation and again on test."""
 
     min_speedup: Positive = 1.1
-    """Least speed-up over float at batch 1 (median over alternating rounds)."""
+    """Least speed-up over float at batch 1 (median over alternating rounds).
+
+    A decision, once made on a device, is kept until another choice is 10% better, so that runs repeat each other.
+    """
 
     calibration: Literal["minmax", "moving_average", "percentile", "entropy"] = "minmax"
     """How activation ranges are found from the calibration split."""

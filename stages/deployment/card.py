@@ -67,7 +67,7 @@ def _quality(decision: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
     ]
     lines = [_table(rows), "", f"Number type: {decision['chosen']}. Why: {decision['reason']}."]
     if decision.get("number_types"):
-        lines.append(f"Processor at the time: {decision['number_types']['because']}.")
+        lines.append(f"Number range: {decision['number_types']['because']}.")
     bounds = [
         f"`{row['name']}` {row['bound']:g}: {'holds' if row['holds'] else 'missed'}" for row in targets["targets"]
     ]

@@ -18,7 +18,7 @@ class NumberTypes:
     """Weights use 7 of their 8 bits."""
 
     because: str
-    """What decided it."""
+    """What decided it. Names no processor: it goes into artifacts."""
 
     activations: str = "uint8"
     """Unsigned: ONNX Runtime leaves most convolutions of a residual net in float when they are signed."""
@@ -35,14 +35,12 @@ def number_types(flags: Set[str], forced: bool | None = None) -> NumberTypes:
     """Chooses by the processor's flags; `forced` sets `reduce_range` whatever they say.
 
     Without VNNI, x86 sums pairs of u8 x s8 products in 16 bits (VPMADDUBSW): 2 * 255 * 127 overflows and saturates,
-    2 * 255 * 64 does not.
+    2 * 255 * 64 does not. A processor whose flags cannot be read (no Linux) is taken as one that saturates.
     """
     if forced is not None:
         return NumberTypes(forced, f"quantize.reduce_range is {str(forced).lower()}")
-    if found := sorted(flags & VNNI):
-        return NumberTypes(False, f"the processor has {', '.join(found)}: 8-bit products are summed in 32 bits")
-    if flags & ARM_DOT_PRODUCT:
-        return NumberTypes(False, "the processor has the Arm dot product (asimddp), which sums in 32 bits")
-    if not flags:
-        return NumberTypes(True, "the processor's flags cannot be read: taken as one that saturates 8-bit products")
-    return NumberTypes(True, "the processor has no VNNI, AMX or Arm dot product: pairs of 8-bit products saturate")
+    if flags & (VNNI | ARM_DOT_PRODUCT):
+        return NumberTypes(False, "weights use all 8 bits: VNNI, AMX or Arm dot product on the machine that decided")
+    return NumberTypes(
+        True, "weights use 7 of 8 bits: no VNNI, AMX or Arm dot product seen on the machine that decided"
+    )

@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass
 class Decision:
-    """What is handed on, and why. Holds no measured time: see `timings`."""
+    """What is handed on, and why. `to_json` holds no measured time and nothing of the machine, nor does `reason`."""
 
     chosen: str
     """`int8` or `float`."""
@@ -43,6 +43,9 @@ class Decision:
     evidence: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Latency] = field(default_factory=dict)
     """By name of candidate; empty when nothing was measured."""
+
+    kept: bool = False
+    """True when an earlier run of this machine made the choice, and what was measured now does not overturn it."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for decision.json."""
@@ -76,7 +79,6 @@ def decide(task: Task) -> Decision:
     decision = _choose(task, trials)
     decision.evidence |= {
         "status": "finished",
-        "device": decisions.device_key(),
         "number_types": types.to_json(),
         "calibration": {
             "method": task.settings.calibration,
@@ -158,27 +160,33 @@ def _choose(task: Task, trials: list[Trial]) -> Decision:
     sample = task.prepared.read(task.prepared.indices("val")[:1])
     paths = {name: task.file(name) for name in names}
     timings = latency(paths, sample, task.threads, task.settings.repeats, task.settings.warmup)
-    name, because = fastest(task, timings)
-    if name == FLOAT:
-        return Decision(FLOAT, None, because, timings=timings)
-    decision = _confirm(task, name, because)
-    decision.timings = timings
+    name, kept = fastest(task, timings)
+    because = reason(name, task.settings)
+    decision = Decision(FLOAT, None, because) if name == FLOAT else _confirm(task, name, because)
+    decision.timings, decision.kept = timings, kept
     return decision
 
 
-def fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, str]:
-    """The sticky choice by latency relative to float; INT8 carries the factor by which it must be faster."""
-    fixed = task.settings.fixed
+def fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, bool]:
+    """The sticky choice by latency relative to float, and whether it is a former one that was kept.
+
+    INT8 carries the factor by which it must be faster.
+    """
     factor = task.settings.min_speedup
-    costs = {name: factor / taken.speedup_over(timings[FLOAT]) for name, taken in timings.items()} | {FLOAT: 1.0}
-    if fixed is not None:
-        costs = {name: cost for name, cost in costs.items() if name != FLOAT}
-    name, _ = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs})
-    if fixed is not None:
-        return str(name), "quantize.fixed asks for it, and it keeps the accuracy"
+    costs = {name: factor / taken.speedup_over(timings[FLOAT]) for name, taken in timings.items() if name != FLOAT}
+    if task.settings.fixed is None:
+        costs[FLOAT] = 1.0  # Last: at a tie INT8 is exactly as fast as it must be.
+    name, kept = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs})
+    return str(name), kept
+
+
+def reason(name: str, settings: Quantize) -> str:
+    """Why a candidate is handed on: of the decision, not of this run's clock, since the decision outlives the run."""
+    if settings.fixed is not None:
+        return "quantize.fixed asks for it, and it keeps the accuracy"
     if name == FLOAT:
-        return FLOAT, f"INT8 keeps the accuracy, but is not {factor:g} times as fast as float on this processor"
-    return str(name), f"keeps the accuracy and is at least {factor:g} times as fast as float on this processor"
+        return f"INT8 keeps the accuracy, but was not {settings.min_speedup:g} times as fast as float when decided"
+    return f"keeps the accuracy, and was at least {settings.min_speedup:g} times as fast as float when decided"
 
 
 def decision_key(task: Task) -> dict[str, Any]:

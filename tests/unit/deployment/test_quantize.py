@@ -1,7 +1,8 @@
 """Stage `quantize`: INT8 where it is as good and faster, float byte for byte elsewhere, always with the reason."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stages.data.prepared import Prepared
 from stages.deployment import selection
 from stages.deployment.latency import Latency
 from stages.quantize import Inputs, Outputs, Params, run
-from stages.runtime import measured
+from stages.runtime import decisions, measured
 from stages.runtime.exits import BadData
 from stages.runtime.files import sha256_file, write_json
 from stages.runtime.stage import Result
@@ -41,8 +42,9 @@ def same_file(folder: Path) -> bool:
 
 
 def test_plain_convolutions_are_accepted_in_int8(images: Path, tmp_path: Path) -> None:
+    """Fixed, since the clock of another processor may decide otherwise; see the test after this one."""
     model = conv_net(Prepared.open(images), (64, 128, 128, 128))
-    result, decision = quantize(images, model, tmp_path)
+    result, decision = quantize(images, model, tmp_path, fixed="int8")
     assert decision["chosen"] == "int8", decision
     assert decision["test"]["int8"] >= decision["test"]["float"] - 0.01
     assert decision["number_types"]["activations"] == "uint8"
@@ -50,25 +52,73 @@ def test_plain_convolutions_are_accepted_in_int8(images: Path, tmp_path: Path) -
     assert made.stat().st_size < 0.4 * source.stat().st_size
     taken = measured.read(MEASURED, of=sha256_file(made))
     assert taken is not None
-    assert taken["speedup"] > 1.0
+    assert taken["speedup"] > 0
     assert "int8" in result.summary
+
+
+def test_the_first_decision_agrees_with_what_was_measured(images: Path, tmp_path: Path) -> None:
+    model = conv_net(Prepared.open(images), (16, 32))
+    result, decision = quantize(images, model, tmp_path, max_drop=1.0)
+    speedups = [float(found) for found in re.findall(r"int8_\w+ ([\d.]+)x", result.summary)]
+    assert len(speedups) == len(decision["validation"]["candidates"])
+    rounded_to_the_bound = max(speedups) == 1.1
+    assert rounded_to_the_bound or (max(speedups) > 1.1) == (decision["chosen"] == "int8"), result.summary
+    assert "former choice" not in result.summary
+    again, other = quantize(images, model, tmp_path, max_drop=1.0)
+    assert ("former choice was kept" in again.summary) == (other["candidate"] == decision["candidate"]), again.summary
+
+
+def decided(timings: dict[str, Latency], model: Path, data: Path, folder: Path) -> selection.Decision:
+    """A decision of real candidates, of which the first is timed as told."""
+    prepared = Prepared.open(data)
+    mine = selection.Task(model, prepared, Quantize(), 0, 1, folder)
+    name, kept = selection.fastest(mine, timings)
+    return selection.Decision(name, None, selection.reason(name, mine.settings), timings=timings, kept=kept)
+
+
+def test_the_reason_is_the_same_on_every_run_and_never_untrue(images: Path, tmp_path: Path) -> None:
+    """A kept choice is explained by when it was decided: this run's clock may say otherwise, in the summary."""
+    model = embed(conv_net(Prepared.open(images), (4, 8)), tmp_path / "m.onnx")
+    first = decided(timed(float=1.0, int8_all=0.8), model, images, tmp_path)
+    later = decided(timed(float=1.0, int8_all=0.99), model, images, tmp_path)
+    assert first.to_json() == later.to_json()
+    assert (first.kept, later.kept) == (False, True)
+    assert later.reason == "keeps the accuracy, and was at least 1.1 times as fast as float when decided"
+    slow = decided(timed(float=1.0, int8_all=1.4), model, images, tmp_path)
+    quick = decided(timed(float=1.0, int8_all=1 / 1.2), model, images, tmp_path)
+    assert slow.to_json() == quick.to_json()
+    assert slow.reason == "INT8 keeps the accuracy, but was not 1.1 times as fast as float when decided"
 
 
 def test_a_tiny_net_stays_in_float_and_the_reason_is_recorded(images: Path, tmp_path: Path) -> None:
     _, decision = quantize(images, conv_net(Prepared.open(images), (4, 8)), tmp_path)
     assert decision["chosen"] == "float", decision
-    assert "not 1.1 times as fast" in decision["reason"]
+    assert "was not 1.1 times as fast as float when decided" in decision["reason"]
     assert same_file(tmp_path)
     assert measured.read(MEASURED, of=sha256_file(tmp_path / "export/model.onnx")) is not None
 
 
 def test_no_measured_time_stands_in_the_artifact(images: Path, tmp_path: Path) -> None:
     model = conv_net(Prepared.open(images), (4, 8))
-    quantize(images, model, tmp_path)
+    result, _ = quantize(images, model, tmp_path)
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     quantize(images, model, tmp_path)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
-    assert b"ms" not in first["decision.json"].replace(b"_ms", b"ms").split(b'"validation"')[1]
+    decision = json.loads(first["decision.json"])
+    keys = set(leaves(decision))
+    assert "validation.float" in keys
+    assert not [key for key in keys if re.search(r"_ms\b|latency|[^_]speedup|device|time|processor", key)], keys
+    device = decisions.device_key()
+    taken = json.loads(MEASURED.read_text())
+    assert (taken["device"], result.run["device"]) == (device, device)
+    assert device["processor"].encode() not in first["decision.json"]
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a JSON value."""
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+        name = f"{prefix}.{key}" if prefix else str(key)
+        yield from leaves(child, name) if isinstance(child, dict | list) else [name]
 
 
 def test_too_low_an_accuracy_means_float_whatever_is_fixed(rows: Callable[..., Prepared], tmp_path: Path) -> None:
