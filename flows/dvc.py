@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flows import dvc_faults, last, supervisor, workspace
-from flows.ends import Ended, Exit, Refused
+from flows.ends import Ended, Refused
+from stages.config.exits import Exit
 
 BUSY_LIMIT_S = 3600.0
 _BUSY_RETRY_S = 5.0
@@ -195,20 +196,41 @@ def to_be_run_again(tree: Path, stage: str) -> Iterator[None]:
 
     Its entry in dvc.lock keeps its place and loses its command; a run that fails leaves dvc.lock as it was.
     """
-    from dvc.utils.serialize import modify_yaml
-
     lock = tree / "dvc.lock"
     if not lock.is_file():
         yield
         return
     before = lock.read_bytes()
-    with modify_yaml(str(lock)) as content:
-        entry = content.get("stages", {}).get(stage)
-        if entry is not None:
-            entry["cmd"] = "to be run again"
-    marked = lock.read_bytes()
+    marked = _marked(before, stage)
+    if marked != before:
+        _replace(lock, marked)
     try:
         yield
     finally:
-        if lock.read_bytes() == marked:
-            lock.write_bytes(before)
+        if lock.read_bytes() == marked != before:
+            _replace(lock, before)
+
+
+def _marked(content: bytes, stage: str) -> bytes:
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+    text = content.decode("utf-8")
+    document = parse_yaml_for_update(text, "dvc.lock")
+    entry = document.get("stages", {}).get(stage)
+    if entry is None:
+        return content
+    entry["cmd"] = "to be run again"
+    return str(dumps_yaml(document)).encode("utf-8")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Whole or not at all: a kill half-way leaves the former file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows import supervisor
-from flows.ends import Exit, Refused
+from flows.dvc_faults import DISK_WORDS
+from flows.ends import Refused
 from flows.workspace import STATE
+from stages.config.exits import Exit
 
 HOST = "127.0.0.1"
 START_LIMIT_S = 180.0
 _ANSWER_LIMIT_S = 5.0
 _POLL_S = 0.2
+_LAST_LINES = 4
 _GRACE = supervisor.Grace(interrupt_s=10.0, terminate_s=5.0)
 
 NO_TELEMETRY = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
@@ -48,11 +51,15 @@ class Address:
 
 def client_environment(home: Path, address: Address) -> dict[str, str]:
     """What a process needs to talk to a server of ours; read by Prefect when it is imported."""
-    return {**NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_API_URL": address.api, "NO_PROXY": _no_proxy()}
+    return {**NO_TELEMETRY, "PREFECT_HOME": str(home), "PREFECT_API_URL": address.api, **_no_proxy()}
 
 
-def _no_proxy() -> str:
-    return ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST, "localhost"]))
+def _no_proxy() -> dict[str, str]:
+    """Both spellings, what the user excepts kept: Python prefers the lower-case one, other tools the upper-case one."""
+    either = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    names = [name.strip() for name in (either or "").split(",")]
+    hosts = ",".join(dict.fromkeys(filter(None, [*names, HOST, "localhost"])))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
 
 
 def server_environment(home: Path, port: int) -> dict[str, str]:
@@ -92,13 +99,15 @@ def _wait_until_healthy(address: Address, alive: Callable[[], bool], limit_s: fl
     while not address.healthy():
         if not alive() or time.monotonic() > deadline:
             what = f"did not answer within {limit_s:.0f} s" if alive() else "ended at once"
-            raise Refused(Exit.DISK, f"Prefect's server {what}; its last words: {_last_words(log)} (all in {log})")
+            words = _last_words(log)
+            code = Exit.DISK if any(fault in words for fault in DISK_WORDS) else Exit.BUG
+            raise Refused(code, f"Prefect's server {what}; its last words: {words} (all in {log})")
         time.sleep(_POLL_S)
 
 
 def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "none"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-_LAST_LINES:]) or "none"
 
 
 def _free_port() -> int:

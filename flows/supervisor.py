@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.ends import Refused
+from stages.config.exits import Exit
+
 _PROCESS = Path(__file__).with_name("supervisor_process.py")
 _MARGIN_S = 5.0
 
@@ -181,8 +184,18 @@ def run(
 def call(command: Sequence[str], *, cwd: Path | None = None, capture: bool = False) -> tuple[int, str]:
     """Runs a short command of this project in the foreground: exit code, and what it printed when captured.
 
-    It belongs to this process's group: Ctrl-C reaches it directly.
+    It belongs to this process's group: Ctrl-C reaches it directly. Raises `Refused` (exit 75) when a signal
+    killed it, and `BrokenPipeError` when nobody read its output.
     """
     sys.stdout.flush()
     done = subprocess.run(list(command), cwd=cwd, stdout=subprocess.PIPE if capture else None, check=False)
+    if done.returncode == -signal.SIGPIPE:
+        raise BrokenPipeError  # `shipway show | head`: nobody reads any more.
+    if done.returncode < 0:
+        raise Refused(Exit.STOPPED, _killed(command, -done.returncode))
     return done.returncode, done.stdout.decode("utf-8", errors="replace") if capture else ""
+
+
+def _killed(command: Sequence[str], number: int) -> str:
+    what = " ".join([Path(command[0]).name, *command[1:4]])
+    return f"{what} was killed by signal {number} (9: often out of memory); run the same command again"

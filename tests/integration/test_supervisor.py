@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from flows import supervisor
+from flows.ends import Refused
 from flows.supervisor import Grace
+from stages.config.exits import Exit
 
 QUICK = Grace(interrupt_s=1.0, terminate_s=1.0)
 
@@ -188,3 +190,12 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     os.close(theirs)
     assert b"True True" in os.read(ours, 4096)
     os.close(ours)
+
+
+def test_a_called_process_that_is_killed_is_a_stop_with_a_sentence() -> None:
+    with pytest.raises(Refused, match="was killed by signal 9") as caught:
+        supervisor.call([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert caught.value.code == Exit.STOPPED
+    with pytest.raises(BrokenPipeError):
+        supervisor.call(["/bin/sh", "-c", "kill -PIPE $$"])
+    assert supervisor.call([sys.executable, "-c", "print('said'); raise SystemExit(3)"], capture=True) == (3, "said\n")
