@@ -14,8 +14,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flows import running, supervisor, workspace
-from flows.ends import Exit, Refused, StopAsked, meaning
+from flows.ends import Refused, StopAsked, meaning
 from stages.config.editing import changes_to, edit
+from stages.config.exits import Exit
 from stages.config.loading import ParamsError, load
 
 cli = typer.Typer(
@@ -55,7 +56,10 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change params.yaml first (checked; comments are kept)."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Run also what is up to date: the stage and all before it.")
+        bool,
+        typer.Option(
+            "--force", help="Run also what is up to date: all stages, or STAGE and every one before it (as DVC does)."
+        ),
     ] = False,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Switch distill, prune and quantize off in params.yaml first.")
@@ -81,14 +85,14 @@ def show(
 ) -> int:
     """Show where a file comes from: parameters, data, code, commit, ancestors."""
     workspace.root()
-    return _call([*_REPORTING, "show", str(_existing(file)), *(["--json"] if as_json else [])])
+    return _call([*_REPORTING, "show", *(["--json"] if as_json else []), "--", str(_existing(file))])
 
 
 @cli.command(epilog=_examples("shipway restore artifacts/bundle", "shipway restore release/model.onnx"))
 def restore(file: Annotated[Path, typer.Argument(help="A file or folder that a run left.")]) -> int:
     """Write the parameters that made a file back into params.yaml, and name the commit to check out."""
     tree = workspace.root()
-    code, printed = supervisor.call([*_REPORTING, "restore", str(_existing(file))], capture=True)
+    code, printed = supervisor.call([*_REPORTING, "restore", "--", str(_existing(file))], capture=True)
     if code != Exit.DONE:
         return code
     found = json.loads(printed)
@@ -117,7 +121,7 @@ def release(
 ) -> int:
     """Copy the bundle and its run record to where it is used."""
     workspace.root()
-    return _call([*_REPORTING, "release", str(dest or load()["paths"]["production"])])
+    return _call([*_REPORTING, "release", "--", str(dest or load()["paths"]["production"])])
 
 
 @cli.command(epilog=_examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))
@@ -127,8 +131,8 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probability of every class.")] = False,
 ) -> int:
     """Verify a bundle, then predict with its own predict.py."""
-    script = _existing(bundle) / "predict.py"
-    code, printed = supervisor.call([*_DEPLOYMENT, "verify", str(bundle)], capture=True)
+    script = _existing(bundle).absolute() / "predict.py"  # Absolute: python takes `-x/predict.py` for options.
+    code, printed = supervisor.call([*_DEPLOYMENT, "verify", "--", str(bundle)], capture=True)
     if code != Exit.DONE:
         typer.echo(printed, nl=False, err=True)
         return code
@@ -138,7 +142,7 @@ def predict(
 @cli.command(epilog=_examples("shipway verify artifacts/bundle"))
 def verify(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")]) -> int:
     """Check a bundle: the checksum of every file, and the predictions stored in it."""
-    return _call([*_DEPLOYMENT, "verify", str(_existing(bundle))])
+    return _call([*_DEPLOYMENT, "verify", "--", str(_existing(bundle))])
 
 
 def _existing(path: Path) -> Path:
