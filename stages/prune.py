@@ -105,13 +105,13 @@ def _fine_tuning(params: PruneParams, inputs: Inputs, prepared: Prepared, prepro
     def fine_tune(turn: int, module: nn.Module, fit_settings: Fit, history: Path) -> Fitted:
         checkpoints = open_store(
             "prune",
-            params={"prune": identifying(settings), "round": turn},
+            params={"prune": identifying(settings)},
             prepared=prepared,
             module=module,
             micro_batch=size,
             seed=params.seed,
             threads=params.threads,
-            inputs=entered,
+            inputs={**entered, "round": str(turn)},
             across_code=params.resume.across_code,
         )
         job = Job(

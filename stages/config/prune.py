@@ -37,7 +37,8 @@ class Prune(Section):
     """Softens both distributions of the soft loss."""
 
     time_limit_s: Positive = accompanies(120.0)
-    """Seconds that one search for what to prune may take: on some models Torch-Pruning runs on for minutes."""
+    """Seconds that one search for what to prune may take: on some models Torch-Pruning runs on for minutes. When they
+    are over the stage fails, whatever `on_miss` says."""
 
     max_drop: Annotated[float, Field(ge=0.0, le=1.0)] = accompanies(0.02)
     """Gate: how far the validation accuracy may fall below the unpruned model's."""

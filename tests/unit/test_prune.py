@@ -8,14 +8,18 @@ import torch
 from pydantic import ValidationError
 
 from stages.compression.pruning.rounds import bounds, divide
+from stages.config.editing import changes_to, edit
 from stages.config.fit import Fit
+from stages.config.loading import load
 from stages.config.model import Model
 from stages.config.prune import Prune
 from stages.diagnosis.history import read_history
 from stages.models import store
 from stages.models.counting import count
+from stages.reporting.restoring import restore
+from stages.runtime.exits import GateFailed
 from stages.runtime.files import read_json
-from tests.unit.compression.pipeline import FIT, Folder, content, make
+from tests.unit.compression.pipeline import FIT, ROOT, Folder, content, make
 
 STUDENT = Model(name="mlp", kwargs={"hidden": [32, 32]})
 
@@ -94,6 +98,26 @@ def test_finished_rounds_are_taken_again_and_the_rest_is_trained(folder: Folder)
     again = folder.prune()
     assert [again.run[f"round {n}"]["reused"] for n in (1, 2)] == [True, False]
     assert content(folder.root / "prune") == first
+
+
+@pytest.mark.parametrize("stage", ["train", "distill", "prune"])
+def test_the_parameters_of_a_checkpoint_can_be_restored(folder: Folder, stage: str) -> None:
+    if stage == "prune":
+        folder.prune(alpha=0.5, iterations=3)
+    params = folder.root / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", params)
+    newest = max((folder.root / "state/checkpoints" / stage).rglob("*.pt"))
+    edit(changes_to(restore(newest)["sections"], params), params)
+    restored = load(params)
+    fit = restored["train"] if stage == "train" else restored[stage]["fit"]
+    assert (fit["epochs"], fit["batch_size"], fit["lr"]) == (FIT.epochs, FIT.batch_size, FIT.lr)
+    if stage == "prune":
+        assert (restored["prune"]["alpha"], restored["prune"]["iterations"]) == (0.5, 3)
+
+
+def test_the_clock_never_decides_what_is_handed_on(folder: Folder) -> None:
+    with pytest.raises(GateFailed, match=r"raise prune\.time_limit_s"):
+        folder.prune(on_miss="keep_best", time_limit_s=1e-6)
 
 
 def test_disabled_hands_the_student_on_byte_for_byte(folder: Folder) -> None:

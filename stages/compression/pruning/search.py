@@ -14,6 +14,7 @@ from stages.compression.pruning.prediction import layers, predicted
 from stages.compression.pruning.time_limit import TimeIsUp, time_limit
 from stages.models.counting import Counts, count
 from stages.models.registry import batch_shape
+from stages.runtime.exits import GateFailed
 
 ATTEMPTS = 8
 """Copies that are made at most until one holds the bound that was predicted to."""
@@ -52,7 +53,7 @@ def shrink(module: nn.Module, input_shape: Shape, max_macs: float, rules: Rules,
 
     Where the bound is out of reach, the smallest copy comes back with the reason; where nothing can be done at all,
     the module itself. Every copy has been run, gives outputs of the same shape, and never has more parameters. The
-    same module gives the same copy.
+    same module gives the same copy. Raises `GateFailed` when the time is over.
     """
     before = count(module, input_shape)
     if before.macs == 0:
@@ -66,8 +67,11 @@ def shrink(module: nn.Module, input_shape: Shape, max_macs: float, rules: Rules,
             if found.candidates:
                 return _least(module, input_shape, before, max_macs, rules.scope, found)
             return Pruned(module, before, {}, found.spared, f"nothing can be pruned: {summary(found.spared)}")
-    except TimeIsUp:
-        reason = f"Torch-Pruning was not through with the model after {time_limit_s:g} s (prune.time_limit_s)"
+    except TimeIsUp:  # No reason to hand the model on: the clock must not decide what an artifact holds.
+        raise GateFailed(
+            f"Torch-Pruning was not through with the model after {time_limit_s:g} s; raise prune.time_limit_s, or "
+            "switch prune.enabled off"
+        ) from None
     except Exception as error:  # A foreign library on a foreign model: whatever it raises is the reason.
         reason = f"Torch-Pruning cannot follow the model: {dependencies.said(error)}"
     return Pruned(module, before, {}, {}, reason)
