@@ -38,6 +38,7 @@ class Inputs:
     teacher: Path = Path("artifacts/train/model")
     student: Path = Path("artifacts/distill/model")
     pruned: Path = Path("artifacts/prune/model")
+    verdict: Path = Path("artifacts/diagnose/prune")  # Its gate has passed: it only keeps the order.
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,18 @@
 """`python -m stages.deployment verify BUNDLE`: checks a bundle; 0 when it is whole, 65 with one line when not."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from stages.deployment.command_line import Parser
 from stages.deployment.verifying import verify
-from stages.runtime.exits import Exit, as_stage_error
+from stages.runtime.exits import as_stage_error
 from stages.runtime.progress import say
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse ends in 2 for a wrong command line; sysexits.h says 64."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints usage and message, ends with 64."""
-        self.print_usage(sys.stderr)
-        self.exit(int(Exit.PARAMS), f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code."""
-    parser = _Parser(prog="python -m stages.deployment", description=__doc__)
+    parser = Parser(prog="python -m stages.deployment", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("verify", help="checksums, files too many, stored predictions")
     command.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle's folder")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stages.config.loading import ParamsError
+from stages.deployment.command_line import Parser
 from stages.runtime.exits import Exit, as_stage_error
 from stages.runtime.progress import say
 
@@ -67,7 +68,7 @@ def _release(chosen: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m stages.reporting", description=__doc__)
+    parser = Parser(prog="python -m stages.reporting", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from typing import Any
 from stages.reporting import git, origin
 from stages.runtime import embedding, record
 from stages.runtime.exits import BadData
-from stages.runtime.files import IDENTITY_FILE, digest, read_json
+from stages.runtime.files import IDENTITY_FILE, digest, read_json, sha256_file
 
 MANIFEST = "manifest.json"
 RECORD_SUFFIX = ".record.json"
@@ -91,25 +91,38 @@ def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[d
 
 
 def find_record(path: Path, found: str) -> dict[str, Any] | None:
-    """The run's record: from the state folder, or from beside a released bundle (also for a file in it)."""
+    """The run's record: from the state folder, or from beside a released bundle (also for a file of that bundle)."""
     recorded = record.find(found)
     if recorded is not None:
         return recorded
     whole = path.resolve()
-    for folder in (whole, whole.parent):
-        beside = folder.with_name(folder.name + RECORD_SUFFIX)
-        if beside.is_file():
-            try:
-                return dict(read_json(beside))
-            except ValueError:
-                raise BadData(f"{beside} is damaged: no JSON; remove it to look without it") from None
-    return None
+    folder = whole if whole.is_dir() else whole.parent
+    beside = folder.parent / (folder.name + RECORD_SUFFIX)
+    if not beside.is_file() or not (whole.is_dir() or _belongs(whole, folder)):
+        return None
+    try:
+        values = read_json(beside)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not values.keys() >= {"digest", "git", "time", "host"}:
+        raise BadData(f"{beside} is damaged: no record of a run; remove it to look without it")
+    return dict(values)
+
+
+def _belongs(file: Path, folder: Path) -> bool:
+    """Whether the folder's manifest names these very bytes: a file that was put there later has another origin."""
+    try:
+        entry = read_json(folder / MANIFEST)["files"][file.name]
+        return bool(entry["sha256"] == sha256_file(file))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _checkpoint(path: Path) -> Description:
     from stages.checkpoints.store import describe as read_checkpoint  # Loads torch: seconds.
 
     meta = read_checkpoint(path)
+    _check_form(path, meta)
     last = (meta.get("lineage") or [{}])[-1]
     made = {name: last.get(name) for name in ("commit", "branch")}
     made["dirty"] = last.get("dirty") or (None if made["commit"] is None else False)
@@ -128,6 +141,20 @@ def _checkpoint(path: Path) -> Description:
     identity |= {"versions": last.get("versions", {}), "parents": meta.get("inputs") or {}, "ancestors": {}}
     shown = {"path": path.as_posix(), "kind": "checkpoint", "digest": digest(path), "identity": identity, "made": made}
     return {**shown, "checkpoint": meta, "notes": notes}
+
+
+def _check_form(path: Path, meta: Mapping[str, Any]) -> None:
+    """Any file of torch may have a `meta`. Raises `BadData` when it is not that of Shipway's checkpoints."""
+    lineage = meta.get("lineage") or []
+    whole = (
+        all(isinstance(meta.get(name), str) for name in ("stage", "code"))
+        and all(isinstance(meta.get(name) or {}, dict) for name in ("params", "inputs"))
+        and isinstance(lineage, list)
+        and all(isinstance(one, dict) and {"from_step", "to_step", "code"} <= one.keys() for one in lineage)
+        and all(isinstance(one.get(name) or {}, dict) for one in lineage for name in ("host", "versions"))
+    )
+    if not whole:
+        raise BadData(f"{path} is no checkpoint of Shipway: its `meta` must hold stage, code and lineage")
 
 
 def checked_out(made: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from stages.checkpoints.dvclock import dvc_md5
 from stages.checkpoints.store import Store
-from stages.reporting import restoring
+from stages.reporting import provenance, restoring
 from stages.reporting.__main__ import main
 from stages.reporting.provenance import describe
 from stages.runtime import record
@@ -220,6 +220,32 @@ def test_a_release_takes_its_record_along_and_may_be_repeated(
     assert "changed since its release" in " ".join(describe(dest / found)["notes"])
 
 
+def test_a_file_put_into_a_released_folder_gets_no_record(here: Path, tmp_path: Path) -> None:
+    record.write("bundle", [BUNDLE], IDENTITY, {})
+    released = tmp_path / "out" / digest(BUNDLE)
+    assert main(["release", str(released.parent)]) == 0
+    shutil.rmtree(here / ".shipway")
+    of_the_bundle = "the record of the bundle that it lies in"
+    assert describe(released / "model.onnx")["made"]["how"] == of_the_bundle
+    stranger = weights(released / "stranger.safetensors", train_identity())
+    replaced = released / "model.onnx"
+    shutil.copy(replaced, tmp_path / "model.onnx")
+    replaced.write_bytes(replaced.read_bytes() + b"\x00\x00")
+    for path in (stranger, replaced):
+        assert provenance.find_record(path, digest(path)) is None
+    (released / "manifest.json").write_text("[]")
+    shutil.copy(tmp_path / "model.onnx", replaced)
+    assert provenance.find_record(replaced, digest(replaced)) is None
+
+
+def test_the_root_folder_and_a_foreign_record_are_one_line(here: Path, tmp_path: Path) -> None:
+    assert provenance.find_record(Path("/"), "0" * 64) is None
+    bundle = Path(shutil.copytree(BUNDLE, tmp_path / "out/b"))
+    write_json(tmp_path / "out/b.record.json", [1])
+    with pytest.raises(BadData, match=r"b\.record\.json is damaged"):
+        describe(bundle)
+
+
 def test_a_release_without_the_record_takes_what_dvc_lock_tells(repository: Path, tmp_path: Path) -> None:
     lock(repository, BUNDLE)
     first = commit(repository, "ran")
@@ -268,6 +294,45 @@ def test_nothing_is_imported_that_takes_seconds(here: Path) -> None:
     script += "main(['report']); main(['show', 'artifacts/bundle']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["shov"], ["show"], ["show", "--nonsense", "x.onnx"], ["release", "a", "b", "c"], ["restore"]]
+)
+def test_a_wrong_command_line_is_64(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^64$"):
+        main(arguments)
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_name_that_starts_with_a_dash_works_after_two(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy("artifacts/quantize/model/model.onnx", "-x.onnx")
+    shutil.copytree(BUNDLE, "-bundle")
+    assert shown(capsys, "show", "--", "-x.onnx")[1].startswith("-x.onnx: onnx\n")
+    assert json.loads(shown(capsys, "show", "--json", "--", "-x.onnx")[1])["kind"] == "onnx"
+    assert shown(capsys, "restore", "--", "-x.onnx")[0] == 0
+    assert shown(capsys, "release", "--", "-bundle", "-out")[0] == 0
+    assert (here / "-out" / digest(BUNDLE)).is_dir()
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"epoch": 3},
+        {"stage": 1, "code": "c"},
+        {"stage": "train", "code": "c", "lineage": ["x"]},
+        {"stage": "train", "code": "c", "lineage": [{"commit": None}]},
+        {"stage": "train", "code": "c", "params": [1]},
+    ],
+)
+def test_a_file_with_a_meta_of_another_program_is_one_line(
+    here: Path, meta: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"meta": meta}, "foreign.pt")
+    code, out, err = shown(capsys, "show", "foreign.pt")
+    assert (code, out, len(err.splitlines())) == (65, "", 1), err
+    assert "no checkpoint of Shipway" in err
 
 
 def test_describe_raises_for_what_is_missing() -> None:
