@@ -104,8 +104,10 @@ def _write_targets(path: Path, targets: list[Target], profiles: dict[str, Profil
 
 def _write_measured(profiles: dict[str, Profile], of: str) -> None:
     measured.write(MEASURED, {"variants": {name: found.measured() for name, found in profiles.items()}}, of=of)
-    rows = [[name, f"{found.latency.p50_ms:.4f}", f"{found.latency.p95_ms:.4f}"] for name, found in profiles.items()]
-    _write_csv(MEASURED_CSV, ["variant", "p50_ms", "p95_ms"], rows)
+    rows = [
+        [name, f"{found.latency.p50_ms:.4f}", f"{found.latency.p95_ms:.4f}", of] for name, found in profiles.items()
+    ]
+    _write_csv(MEASURED_CSV, ["variant", "p50_ms", "p95_ms", "measured_digest"], rows)
 
 
 def _write_csv(path: Path, heading: list[str], rows: list[list[Any]]) -> None:

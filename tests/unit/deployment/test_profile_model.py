@@ -76,6 +76,7 @@ def test_artifacts_repeat_byte_for_byte_and_measurements_are_stamped(inputs: Inp
     assert measured.read(MEASURED, of="another") is None
     rows = read_csv(MEASURED.with_suffix(".csv"))
     assert [row["variant"] for row in rows] == ["teacher", "pruned", "final"]
+    assert {row["measured_digest"] for row in rows} == {taken["measured_digest"]}
 
 
 def test_the_confusion_plot_has_a_row_per_test_sample(inputs: Inputs, tmp_path: Path) -> None:
