@@ -1,4 +1,4 @@
-"""The store of a training's checkpoints: `.shipway/checkpoints/<stage>/<fingerprint>/<code>/`.
+"""The store of a training's checkpoints: `.shipway/checkpoints/<stage>/<fingerprint>/<code and libraries>/`.
 
 A checkpoint is `step-<n>.pt` (plain values and tensors, never unpickled code) and, written after it, `step-<n>.json`
 with its SHA-256: without that file it counts as unfinished. The last three are kept, and the best of each.
@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from stages.checkpoints import lineage
 from stages.runtime import state, stopping
 from stages.runtime.exits import BadData, DiskFault, Stopped
-from stages.runtime.files import read_json, sha256_bytes, sha256_file, write_bytes, write_json
+from stages.runtime.files import canonical_json, read_json, sha256_bytes, sha256_file, write_bytes, write_json
 from stages.runtime.progress import say
 
 KEPT = 3
@@ -52,13 +53,15 @@ class Store:
         code: str,
         *,
         about: Mapping[str, Any] | None = None,
+        libraries: Mapping[str, str] | None = None,
         across_code: bool = False,
         reuse_finished: bool = True,
     ) -> None:
         """`about` (params, data hash, seed, threads) goes into every checkpoint's metadata.
 
-        `across_code`: an unfinished run of other code is gone on with. `reuse_finished`: a finished run's result is
-        taken; otherwise it is trained again.
+        `libraries`: versions of what decides the numbers beside the code (None: those that are installed); others count
+        as other code. `across_code`: an unfinished run of other code is gone on with. `reuse_finished`: a finished
+        run's result is taken; otherwise it is trained again.
         """
         self.stage = stage
         self.fingerprint = fingerprint
@@ -67,7 +70,9 @@ class Store:
         self.across_code = across_code
         self.reuse_finished = reuse_finished
         self.shared = state.shared("checkpoints") / stage / fingerprint
-        self.folder = self.shared / code[:16]
+        self.libraries = dict(libraries or lineage.libraries())
+        made_with = canonical_json({"code": code, "libraries": self.libraries})
+        self.folder = self.shared / sha256_bytes(made_with.encode())[:16]
 
     @property
     def history(self) -> Path:
@@ -76,7 +81,7 @@ class Store:
 
     @property
     def finished(self) -> bool:
-        """True when the newest good checkpoint of this code ended its run."""
+        """True when the newest good checkpoint of this code and these libraries ended its run."""
         found = _newest(self.folder)
         return found is not None and found.meta["status"] != "running"
 
@@ -106,11 +111,11 @@ class Store:
             return None
         if not self.across_code:
             say(
-                f"{self.stage}: starts again: the code changed since the checkpoints in {other.path.parent}, which are "
-                "kept (resume.across_code: true goes on from them)"
+                f"{self.stage}: starts again: {self._change(other)} since the checkpoints in {other.path.parent}, "
+                "which are kept (resume.across_code: true goes on from them)"
             )
             return None
-        say(f"{self.stage}: goes on from {other.path}, made by other code; the lineage says so")
+        say(f"{self.stage}: goes on from {other.path}, although {self._change(other)}; the lineage says so")
         self._adopt(other.path.parent)
         return _newest(self.folder)
 
@@ -120,7 +125,7 @@ class Store:
         `best_step` names the checkpoint (of this or an earlier step) that holds the best weights so far.
         """
         full = {**self.about, **meta, "stage": self.stage, "fingerprint": self.fingerprint, "code": self.code}
-        full |= {"step": step, "best_step": best_step}
+        full |= {"versions": self.libraries, "step": step, "best_step": best_step}
         buffer = io.BytesIO()
         torch.save({**payload, "meta": full}, buffer)
         content = buffer.getvalue()
@@ -158,6 +163,16 @@ class Store:
         found = [saved for folder in folders if (saved := _newest(folder)) is not None]
         unfinished = [saved for saved in found if saved.meta["status"] == "running"]
         return max(unfinished, key=lambda saved: saved.path.stat().st_mtime, default=None)
+
+    def _change(self, other: Saved) -> str:
+        """What is not as it was when the other checkpoint was made."""
+        if other.meta["code"] != self.code:
+            return "the code changed"
+        former = other.meta["versions"]
+        changed = [
+            f"{name} {former.get(name)} -> {now}" for name, now in self.libraries.items() if former.get(name) != now
+        ]
+        return f"the libraries changed ({', '.join(changed)})"
 
     def _adopt(self, folder: Path) -> None:
         temporary = self.folder.with_name(f".{self.folder.name}")

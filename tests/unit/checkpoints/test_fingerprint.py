@@ -61,3 +61,8 @@ def test_lineage_is_mixed_only_by_steps_of_other_code() -> None:
     assert is_mixed([first, second])
     second["code"] = "a"
     assert not is_mixed([first, second])
+    minor = ".".join(first["versions"]["python"].split(".")[:2])
+    second["versions"] = {**first["versions"], "python": f"{minor}.99"}
+    assert not is_mixed([first, second])
+    second["versions"] = {**first["versions"], "torch": "2.1.0"}
+    assert is_mixed([first, second])

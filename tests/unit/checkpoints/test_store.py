@@ -154,6 +154,27 @@ def test_other_code_is_kept_and_not_gone_on_with(capsys: pytest.CaptureFixture[s
     assert steps(new) == [5]
 
 
+def test_other_libraries_are_as_other_code(capsys: pytest.CaptureFixture[str]) -> None:
+    installed = store().libraries
+    assert set(installed) == {"numpy", "python", "torch"}
+    assert installed["python"].count(".") == 1
+    old = store(libraries={**installed, "torch": "2.1.0"})
+    save(old, 5, 5)
+    assert store().latest() is None
+    assert f"the libraries changed (torch 2.1.0 -> {installed['torch']}) since" in capsys.readouterr().out
+    assert store(across_code=True).latest().step == 5  # type: ignore[union-attr]
+    assert f"although the libraries changed (torch 2.1.0 -> {installed['torch']})" in capsys.readouterr().out
+    assert steps(old) == [5]
+
+
+def test_finished_with_other_libraries_is_not_taken() -> None:
+    old = store(libraries={**store().libraries, "numpy": "1.0.0"})
+    save(old, 5, 5, status="finished")
+    assert old.finished
+    assert not store().finished
+    assert store(across_code=True).latest() is None
+
+
 def test_finished_by_other_code_is_not_gone_on_with() -> None:
     save(store("a" * 64), 5, 5, status="finished")
     assert store("b" * 64, across_code=True).latest() is None

@@ -204,7 +204,7 @@ def test_other_code_starts_again_or_goes_on(
     assert toy.result(other) == unbroken
     mixed = toy.job(tmp_path / "mixed", prepared, store=Store("toy", "f" * 64, "e" * 64, across_code=True))
     fitted = fit(mixed)
-    assert "made by other code" in capsys.readouterr().out
+    assert "although the code changed" in capsys.readouterr().out
     assert [s["code"][0] for s in fitted.lineage] == ["c", "e"]
     assert fitted.run["mixed"] is True
     assert toy.result(mixed) == unbroken
