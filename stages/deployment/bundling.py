@@ -1,6 +1,5 @@
 """Makes the bundle: the model to deploy and all that is needed to use it and to check it."""
 
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -104,8 +103,3 @@ def _own_version() -> str:
         project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
         found = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
         return found.group(1) if found else "unknown"
-
-
-def plain(value: Any) -> str:
-    """A value as one line of canonical JSON for the model card."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)

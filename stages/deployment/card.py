@@ -1,6 +1,8 @@
 """The bundle's README.md: a model card. No time, host or path in it: equal inputs give equal bytes."""
 
 import json
+import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,16 +60,16 @@ def _use(info: Info) -> str:
 def _quality(decision: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
     base, final = targets["baseline"], targets["final"]
     rows = [
-        ("", f"{base['name']}, float", f"this model, {decision['chosen']}"),
+        ("", f"{plain(base['name'])}, float", f"this model, {decision['chosen']}"),
         ("accuracy", f"{base['accuracy']:.4f}", f"{final['accuracy']:.4f}"),
         ("macro F1", f"{base['macro_f1']:.4f}", f"{final['macro_f1']:.4f}"),
         ("size in KiB", f"{base['size_bytes'] / 1024:,.1f}", f"{final['size_bytes'] / 1024:,.1f}"),
         ("parameters", f"{base['params']:,}", f"{final['params']:,}"),
         ("multiply-accumulates", f"{base['macs']:,}", f"{final['macs']:,}"),
     ]
-    lines = [_table(rows), "", f"Number type: {decision['chosen']}. Why: {decision['reason']}."]
+    lines = [_table(rows), "", f"Number type: {decision['chosen']}. Why: {plain(decision['reason'])}."]
     if decision.get("number_types"):
-        lines.append(f"Number range: {decision['number_types']['because']}.")
+        lines.append(f"Number range: {plain(decision['number_types']['because'])}.")
     bounds = [
         f"`{row['name']}` {row['bound']:g}: {'holds' if row['holds'] else 'missed'}" for row in targets["targets"]
     ]
@@ -78,7 +80,9 @@ def _quality(decision: Mapping[str, Any], targets: Mapping[str, Any]) -> str:
 def _trainings(verdicts: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [("training", "verdict", "passed")]
     names = [name for name in _ORDER if name in verdicts] + sorted(set(verdicts) - set(_ORDER))
-    rows += [(name, str(verdicts[name]["verdict"]), "yes" if verdicts[name]["passed"] else "no") for name in names]
+    rows += [
+        (name, plain(str(verdicts[name]["verdict"])), "yes" if verdicts[name]["passed"] else "no") for name in names
+    ]
     return "## Trainings\n\nVerdicts on the loss curves:\n\n" + _table(rows)
 
 
@@ -86,12 +90,12 @@ def _data(info: Info) -> str:
     names = [name for name in ("train", "val", "test", "calibration") if name in info.splits]
     rows: list[Sequence[str]] = [("class", *names)]
     rows += [
-        (_cell(label), *(str(info.counts[name][number]) for name in names)) for number, label in enumerate(info.classes)
+        (plain(label), *(str(info.counts[name][number]) for name in names)) for number, label in enumerate(info.classes)
     ]
     rows.append(("all", *(str(info.splits[name]) for name in names)))
     return (
-        f"## Data\n\nContent hash `{info.hash}`. Calibration samples are a part of train; train, val and test share "
-        "none.\n\n" + _table(rows)
+        f"## Data\n\nContent hash {plain(info.hash)}. Calibration samples are a part of train; train, val and test "
+        "share none.\n\n" + _table(rows)
     )
 
 
@@ -99,11 +103,12 @@ def _origin(identity: Mapping[str, Any] | None) -> str:
     if identity is None:
         return "## Origin\n\n`manifest.json` holds the checksum of every file."
     stages = {**identity["ancestors"], identity["stage"]: identity}
-    lines = [f"- `{name}`: `{json.dumps(made['params'], sort_keys=True)}`" for name, made in sorted(stages.items())]
-    versions = ", ".join(f"{name} {number}" for name, number in sorted(_versions(stages).items()))
+    params = {name: made["params"] for name, made in stages.items()}
+    versions = ", ".join(plain(f"{name} {number}") for name, number in sorted(_versions(stages).items()))
     return (
         "## Origin\n\n`manifest.json` holds the checksum of every file, `identity.json` what each stage was made of."
-        f"\n\nVersions: {versions}.\n\nParameters of each stage:\n\n" + "\n".join(lines)
+        f"\n\nVersions: {versions}.\n\nParameters of each stage:\n\n"
+        + fenced(json.dumps(params, sort_keys=True, indent=2), "json")
     )
 
 
@@ -116,7 +121,18 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def _cell(text: str) -> str:
-    """A class name comes from a folder's name: it must break neither the table nor the page."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-    return " ".join(escaped.split())
+def plain(text: str) -> str:
+    """Text from data as Markdown that shows it, and does nothing else, in a paragraph or a table's cell.
+
+    CommonMark takes a backslash before any ASCII punctuation. What cannot be printed becomes U+FFFD.
+    """
+    shown = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split())
+    )
+    return "".join(f"\\{letter}" if letter in string.punctuation else letter for letter in shown)
+
+
+def fenced(text: str, language: str) -> str:
+    """A code block whose fence is longer than any row of backticks in the text, which so cannot end it."""
+    fence = "`" * max(3, 1 + max((len(found) for found in re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,6 +1,8 @@
 """Stage `bundle`, `verify` and the bundle's predict.py: whole ones work, damaged ones are refused with one line."""
 
+import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from stages.bundle import Inputs, Outputs, Params, run
@@ -17,6 +20,7 @@ from stages.config.bundle import Bundle
 from stages.data.prepared import Prepared
 from stages.deployment import evaluation
 from stages.deployment.__main__ import main as deployment
+from stages.deployment.card import model_card
 from stages.runtime.exits import BadData, GateFailed
 from stages.runtime.files import sha256_bytes, write_json
 from tests.unit.deployment.build import conv_net, dense_net, embed
@@ -280,6 +284,28 @@ def test_a_stored_prediction_that_differs_is_found(bundle: Path, capsys: pytest.
     refused(predict(bundle, "--check"), "stored prediction 2")
 
 
+@pytest.mark.parametrize(("slack", "code"), [(1e-3, 0), (-1e-3, 65)])
+def test_a_near_tie_may_turn_round_within_the_tolerance(
+    bundle: Path, slack: float, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stored on a processor that found the two largest probabilities equal, and the other one first."""
+    path = bundle / "predictions.json"
+    stored = json.loads(path.read_text())
+    row = stored["predictions"][2]
+    labels = json.loads((bundle / "labels.json").read_text())
+    second, first = np.argsort(row["probabilities"])[-2:]
+    gap = row["probabilities"][first] - row["probabilities"][second]
+    middle = row["probabilities"][first] - gap / 2
+    row["probabilities"][first], row["probabilities"][second] = middle, middle
+    row["label"], stored["tolerance"] = labels[second], gap / 2 + slack
+    write_json(path, stored)
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    files["predictions.json"] = {"sha256": sha256_bytes(path.read_bytes()), "bytes": path.stat().st_size}
+    edit(bundle, files=files)
+    assert verify(bundle, capsys)[0] == code
+    assert predict(bundle, "--check").returncode == code
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", '{"tolerance": "x", "predictions": [1]}'])
 def test_stored_predictions_of_another_form_are_refused(
     bundle: Path, content: str, capsys: pytest.CaptureFixture[str]
@@ -305,12 +331,30 @@ def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert verify(tmp_path, capsys)[0] == 65
 
 
-def test_the_card_escapes_what_comes_from_folder_names(tmp_path: Path, images: Path) -> None:
-    data = Path(shutil.copytree(images, tmp_path / "data"))
-    info = json.loads((data / "info.json").read_text())
-    info["classes"][0] = "<script>alert(1)</script> | a"
-    (data / "info.json").write_text(json.dumps(info))
-    inputs = make_inputs(data, conv_net(Prepared.open(data), (4, 8)), tmp_path)
-    card = (make_bundle(inputs, tmp_path / "out") / "README.md").read_text()
-    assert "<script>" not in card
-    assert "&lt;script>alert(1)&lt;/script> \\| a" in card
+HOSTILE = (
+    "![x](http://evil/p.png)", "<script>alert(1)</script>", "a|b", "`code`", "[x](javascript:y)", "# head",
+    "*b* _i_ ~~s~~", "&lt;", "\\", "http://evil.org www.evil.org a@evil.org", "two\nlines", "\u202eright\x00",
+)  # fmt: skip
+
+
+def test_the_card_shows_hostile_names_as_text_and_nothing_else(images: Path) -> None:
+    """Read by a Markdown parser, with tables and strike-through on, as a code host has them."""
+    info = Prepared.open(images).info
+    info = dataclasses.replace(info, classes=HOSTILE, counts={name: [1] * len(HOSTILE) for name in info.splits})
+    decision = {"chosen": "float", "reason": "; ".join(HOSTILE), "number_types": {"because": HOSTILE[0]}}
+    nasty = {"seed": 0, "model": {"name": "````\n![x](http://evil/p.png)\n```"}}
+    card = model_card(info, decision, TARGETS, {"train": {"verdict": HOSTILE[0], "passed": True}}, {
+        **IDENTITY, "params": nasty, "versions": {"onnx": "<b>1</b>"},
+    })  # fmt: skip
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    tokens = [one for token in parser.parse(card) for one in (token, *(token.children or []))]
+    kinds = {token.type for token in tokens}
+    assert not kinds & {"image", "link_open", "html_inline", "html_block", "em_open", "strong_open", "s_open"}
+    assert [token.tag for token in tokens if token.type == "heading_open"] == ["h1"] + ["h2"] * 5
+    fences = [json.loads(token.content) for token in tokens if token.type == "fence" and token.info == "json"]
+    assert fences == [{"bundle": nasty}]
+    cells = ["".join(c.content for c in t.children or []) for t in tokens if t.type == "inline"]
+    printable = [*HOSTILE[:10], "two lines", "\ufffdright\ufffd"]
+    for name in printable:
+        assert cells.count(name) >= 1, name
+    assert not re.search(r"https?://|www\.", card.split("## Data")[1].split("## Origin")[0])
