@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from flows import server
+from stages.config.editing import edit
 from tests.conftest import Workspace, make_workspace
 
 _PIPELINE = """\
@@ -140,13 +141,20 @@ if __name__ == "__main__":
     main(run, "third")
 '''
 
+KNOWN = {"seed": 0, "train.epochs": 15, "train.lr": 0.003, "model.kwargs": {"depth": 14, "width": 32}}
+"""What the tests count on in params.yaml, whatever the shipped values are."""
+
 _REPORTING = '''\
 """The small pipeline's own report."""
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 if sys.argv[1] == "restore":
     sections = {"train.lr": 0.003, "model": {"name": "resnet_cifar", "kwargs": {"depth": 14, "width": 32}}}
     print(json.dumps({"sections": sections, "commit": "0123abc", "dirty": None}))
+elif sys.argv[1] == "show":
+    print(f"arguments: {sys.argv[2:]}")
+    if sys.argv[-1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
 else:
     Path("artifacts/report.html").write_text("<p>report</p>")
     print("THE TABLE")
@@ -157,6 +165,7 @@ def make_tiny(root: Path) -> None:
     """Replaces the pipeline of a copied project by the small one."""
     (root / "dvc.yaml").write_text(_PIPELINE)
     (root / "raw.txt").write_text("raw")
+    edit(KNOWN, root / "params.yaml")
     for name, text in (("first", _FIRST), ("second", _SECOND), ("third", _THIRD)):
         (root / "stages" / f"{name}.py").write_text(text)
     shutil.rmtree(root / "stages" / "reporting")

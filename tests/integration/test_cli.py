@@ -119,6 +119,37 @@ def test_bad_params_are_refused_before_dvc_deletes_anything(tiny: Workspace) -> 
     assert tiny.read("artifacts/third/joined.txt") == b"raw 0.003raw 0.003"
 
 
+def test_a_key_that_dvc_reads_may_not_be_left_out(tiny: Workspace) -> None:
+    path = tiny.root / "params.yaml"
+    path.write_text(path.read_text().replace("  batch_size: 64\n", "", 1))
+    said = ended(tiny, "run", code=64)
+    assert "train.batch_size: required in params.yaml, since dvc.yaml reads it; its default is 64" in said
+    assert tiny.read("artifacts/third/joined.txt") == b"raw 0.003raw 0.003"
+
+
+def test_a_key_of_dvc_yaml_that_no_file_holds(tiny: Workspace) -> None:
+    path = tiny.root / "dvc.yaml"
+    pipeline = path.read_text()
+    path.write_text(pipeline.replace("train.lr]", "train.lrr]"))
+    assert "Parameters 'train.lrr' are missing" in ended(tiny, "run", code=64)
+    path.write_text(pipeline.replace("raw.txt", "'${data.pth}'"))
+    assert "Could not find 'data.pth'" in ended(tiny, "run", code=64)
+
+
+def test_paths_that_begin_with_a_dash(tiny: Workspace) -> None:
+    (tiny.root / "-folder").mkdir()
+    assert "arguments: ['--json', '--', '-folder']" in ended(tiny, "show", "--json", "--", "-folder", code=0)
+    for command in (["verify", "--", "-folder"], ["predict", "--", "-folder", "-x.png"]):
+        said = ended(tiny, *command, code=65)
+        assert "-folder" in said
+        assert "usage" not in said
+
+
+def test_a_part_that_is_killed_is_one_line_and_75(tiny: Workspace) -> None:
+    (tiny.root / "killed").touch()
+    assert "was killed by signal 9" in ended(tiny, "show", "killed", code=75)
+
+
 def test_a_file_where_the_artifacts_folder_should_be(tiny: Workspace) -> None:
     shutil.rmtree(tiny.root / "artifacts")
     (tiny.root / "artifacts").write_text("in the way")
