@@ -3,12 +3,8 @@
 Imports torch and the exporter: slow, for `export_onnx` only.
 """
 
-import contextlib
-import io
-import logging
 import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
 import torch
@@ -16,6 +12,7 @@ from torch import Tensor, nn
 
 from stages.deployment import graphs
 from stages.deployment.export_errors import explain
+from stages.deployment.quiet import quiet
 from stages.deployment.sessions import INPUT_NAME, OUTPUT_NAME
 from stages.runtime.exits import BadParams, StageError
 
@@ -61,7 +58,7 @@ def export(module: nn.Module, shape: Sequence[int], dtype: torch.dtype, opset: i
 def _trace(module: nn.Module, example: Tensor, opset: int, what: str) -> onnx.ModelProto:
     program = None
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             program = torch.export.export(
                 module, (example,), dynamic_shapes=({0: torch.export.Dim(BATCH_DIMENSION)},), strict=False
             )
@@ -80,23 +77,6 @@ def _trace(module: nn.Module, example: Tensor, opset: int, what: str) -> onnx.Mo
         raise
     except Exception as error:  # The user's forward runs inside: it can raise anything.
         raise BadParams(f"{what} cannot be exported to ONNX: {explain(error, program)}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter prints graphs and hints meant for its developers; what matters is raised and explained."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _name_batch(model: onnx.ModelProto) -> None:

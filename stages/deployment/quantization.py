@@ -1,11 +1,8 @@
 """Static quantization of an ONNX file: the float graph prepared, candidates made, each of them run."""
 
-import contextlib
 import copy
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from stages.deployment import folding, graphs, sessions
 from stages.deployment.number_types import NumberTypes
+from stages.deployment.quiet import quiet
 from stages.deployment.ranges import Range
 from stages.runtime.exits import BadData
 
@@ -67,7 +65,7 @@ def preprocess(path: Path) -> tuple[onnx.ModelProto, str | None]:
     Where the symbolic shape inference fails, plain ONNX shape inference is sound too: a tensor without a known type
     then simply stays in float.
     """
-    with tempfile.TemporaryDirectory(prefix="shipway-quantize-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="shipway-quantize-") as folder, quiet():
         target = Path(folder) / "prepared.onnx"
         try:
             quant_pre_process(path, target)
@@ -105,7 +103,7 @@ def quantize(ready: Ready, candidate: Candidate, ranges: Mapping[str, Range], ty
     if ready.zero_point is not None:
         known[folding.SHIFTED] = folding.raw_range(ready.zero_point)
     wanted = candidate.operators or sorted({*QDQRegistry, *QLinearOpsRegistry})
-    with _quiet():
+    with quiet():
         try:
             quantizer = QDQQuantizer(
                 copy.deepcopy(ready.model),
@@ -136,16 +134,3 @@ def quantize(ready: Ready, candidate: Candidate, ranges: Mapping[str, Range], ty
 def _as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
     data = {name: TensorData(lowest=np.float32(low), highest=np.float32(high)) for name, (low, high) in ranges.items()}
     return TensorsData(CalibrationMethod.MinMax, data)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ONNX Runtime's quantization logs hints for its developers and its users' mistakes alike; errors are raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

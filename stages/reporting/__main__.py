@@ -7,20 +7,29 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stages.config.loading import ParamsError
 from stages.deployment.command_line import Parser
 from stages.runtime.exits import Exit, as_stage_error
 from stages.runtime.progress import say
 
+if TYPE_CHECKING:
+    from stages.reporting.collecting import Collected
+
 REPORT = Path("artifacts/report.html")
 BUNDLE = Path("artifacts/bundle")
 
 
 def _table(_: argparse.Namespace) -> None:
-    from stages.reporting import collecting, table
+    from stages.reporting import collecting
 
-    found = collecting.collect()
+    _say_table(collecting.collect())
+
+
+def _say_table(found: "Collected") -> None:
+    from stages.reporting import table
+
     for line in table.text(found.rows) if found.rows else ["no model is profiled yet: `shipway run profile_model`"]:
         say(line)
     for note in found.notes:
@@ -28,16 +37,13 @@ def _table(_: argparse.Namespace) -> None:
 
 
 def _report(_: argparse.Namespace) -> None:
-    from stages.reporting import collecting, page, provenance, table
+    from stages.reporting import collecting, page, provenance
     from stages.runtime.files import write_bytes
 
     found = collecting.collect()
     bundle = provenance.describe(found.bundle) if found.bundle else None
     write_bytes(REPORT, page.page(found, bundle).encode())
-    for line in table.text(found.rows) if found.rows else ["no model is profiled yet: `shipway run profile_model`"]:
-        say(line)
-    for note in found.notes:
-        say(f"note: {note}")
+    _say_table(found)
     say(f"bundle: {found.bundle}" if found.bundle else "bundle: not made yet; `shipway run bundle`")
     say(f"report: {REPORT}")
 
