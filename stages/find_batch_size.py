@@ -17,7 +17,7 @@ from stages.runtime.exits import BadParams
 from stages.runtime.files import digest, write_json
 from stages.runtime.progress import say
 from stages.runtime.stage import Result, main
-from stages.training.batch_search import Prober, Search, search
+from stages.training.batch_search import Prober, Search, prefer_former, search
 
 STAGE = "find_batch_size"
 MEASURED = Path("artifacts/find_batch_size/measured.json")
@@ -57,8 +57,9 @@ def run(params: FindBatchSizeParams, inputs: Inputs, outputs: Outputs) -> Result
     with Prober(setup, params.find_batch_size.safety_margin) as prober:
         kept_under = _key(params, setup, prober.device)
         former = decisions.recall(STAGE, kept_under)
-        first = int(former["choice"]) if former is not None else params.batch_size
-        found = search(params.batch_size, first, prober)
+        found = search(params.batch_size, prober)
+        if former is not None:
+            found = prefer_former(found, int(former["choice"]), params.batch_size, prober)
         device = prober.device
     chosen = found.chosen
     evidence = {**asdict(chosen), "limit_mib": round(found.limit_mib, 1), "tried": found.tried}
@@ -66,7 +67,7 @@ def run(params: FindBatchSizeParams, inputs: Inputs, outputs: Outputs) -> Result
         decisions.keep(STAGE, kept_under, chosen.micro_batch, evidence)
     _write(outputs, chosen.micro_batch, params.batch_size, device)
     measured.write(MEASURED, evidence, of=digest(outputs.decision / "decision.json"))
-    return Result(_summary(found, params.batch_size, kept=former is not None), evidence)
+    return Result(_summary(found, params.batch_size), evidence)
 
 
 def _setup(params: FindBatchSizeParams, prepared: Prepared) -> dict[str, Any]:
@@ -107,10 +108,12 @@ def _write(outputs: Outputs, micro_batch: int, batch_size: int, device: dict[str
     write_json(outputs.decision / "decision.json", values)
 
 
-def _summary(found: Search, batch_size: int, *, kept: bool) -> str:
+def _summary(found: Search, batch_size: int) -> str:
     chosen = found.chosen
     refused = [str(row["micro_batch"]) for row in found.tried if not row["fits"]]
-    why = f"{', '.join(refused)} took too much" if refused else ("kept from before" if kept else "the whole batch fits")
+    why = f"{', '.join(refused)} took too much" if refused else "the whole batch fits"
+    if found.passed_over is not None:
+        why = f"kept from before: {found.passed_over} fits too, but is not clearly faster"
     split = f"micro-batch {chosen.micro_batch} x {batch_size // chosen.micro_batch} ({why})"
     return f"{split}: peak {chosen.peak_mib:.0f} of {found.limit_mib:.0f} MiB, {chosen.step_ms:.0f} ms a step"
 

@@ -1,8 +1,8 @@
 """Section `find_batch_size`: how the effective batch is split on this machine."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.config.base import Count, Positive, Section
 
@@ -19,3 +19,11 @@ class FindBatchSize(Section):
 
     fixed_micro_batch: Count | None = None
     """Set: use this micro-batch, search nothing. It must divide the effective batch."""
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> Self:
+        if self.fixed_micro_batch is not None and self.memory_budget_mib is not None:
+            raise ValueError(
+                "memory_budget_mib has no effect with fixed_micro_batch, which searches nothing; set one of them null"
+            )
+        return self

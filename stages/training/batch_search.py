@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import psutil
 
+from stages.runtime.decisions import MIN_GAIN
 from stages.runtime.exits import BadParams, GateFailed
 
 MIB = 2.0**20
@@ -23,6 +24,11 @@ class Measured:
     micro_batch: int
     peak_mib: float
     step_ms: float
+    """One pass with its optimizer step."""
+
+    def window_ms(self, batch_size: int) -> float:
+        """What the passes of one effective batch take."""
+        return self.step_ms * (batch_size // self.micro_batch)
 
 
 @dataclass
@@ -32,6 +38,8 @@ class Search:
     chosen: Measured
     limit_mib: float
     tried: list[dict[str, Any]] = field(default_factory=list)
+    passed_over: int | None = None
+    """A larger micro-batch that fits too, but is not clearly faster than the kept one."""
 
 
 class Prober:
@@ -64,6 +72,11 @@ class Prober:
             return None
         measured = Measured(micro_batch, reply["peak_mib"], reply["step_ms"])
         return measured if measured.peak_mib <= self.limit_mib else None
+
+    def run_afresh(self, micro_batch: int) -> Measured | None:
+        """As `run`, in a new child: what a larger size has left allocated would count as this one's."""
+        self._end()
+        return self.run(micro_batch)
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "stages.training.probe"]
@@ -108,18 +121,17 @@ class Prober:
             self._child = None
 
 
-def search(batch_size: int, first: int, prober: Prober) -> Search:
-    """Tries `first`, then ever smaller divisors of the effective batch, at least halving, until one fits.
+def search(batch_size: int, prober: Prober) -> Search:
+    """Tries the whole effective batch, then ever smaller divisors of it, at least halving, until one fits.
 
     The largest that fits is taken: it has the fewest passes. Every size handed on was run. Raises `GateFailed` when
     not even one sample fits.
     """
     tried: list[dict[str, Any]] = []
-    size: int | None = first if prober.base_mib <= prober.limit_mib else None
+    size: int | None = batch_size if prober.base_mib <= prober.limit_mib else None
     while size is not None:
         measured = prober.run(size)
-        peak = None if measured is None else round(measured.peak_mib, 1)
-        tried.append({"micro_batch": size, "fits": measured is not None, "peak_mib": peak})
+        tried.append(_row(size, measured))
         if measured is not None:
             return Search(measured, prober.limit_mib, tried)
         size = smaller(batch_size, size)
@@ -129,6 +141,26 @@ def search(batch_size: int, first: int, prober: Prober) -> Search:
         "find_batch_size.memory_budget_mib or take a smaller model",
         {"limit_mib": prober.limit_mib, "base_mib": prober.base_mib, "tried": list(tried)},
     )
+
+
+def prefer_former(found: Search, former: int, batch_size: int, prober: Prober) -> Search:
+    """Keeps the former, smaller micro-batch where it still fits and the larger one is not clearly faster.
+
+    Both are compared by the time of one effective batch. A former one that is larger than what fits now is dropped.
+    """
+    if former >= found.chosen.micro_batch or batch_size % former:
+        return found
+    rival = prober.run_afresh(former)
+    tried = [*found.tried, _row(former, rival)]
+    bound_ms = 0.0 if rival is None else rival.window_ms(batch_size) * (1.0 - MIN_GAIN)
+    if rival is None or found.chosen.window_ms(batch_size) < bound_ms:
+        return Search(found.chosen, found.limit_mib, tried)
+    return Search(rival, found.limit_mib, tried, passed_over=found.chosen.micro_batch)
+
+
+def _row(size: int, measured: Measured | None) -> dict[str, Any]:
+    peak = None if measured is None else round(measured.peak_mib, 1)
+    return {"micro_batch": size, "fits": measured is not None, "peak_mib": peak}
 
 
 def smaller(batch_size: int, size: int) -> int | None:

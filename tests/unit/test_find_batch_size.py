@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from stages.config.find_batch_size import FindBatchSize
 from stages.config.model import Model
@@ -43,6 +44,20 @@ def not_in_training(classes: int) -> Any:
             return super().forward(rows)
 
     return Fails(6, classes)
+
+
+def as_slow_together(classes: int) -> Any:
+    """Its time is that of its samples, however they are split."""
+    import time
+
+    from torch import nn
+
+    class Slow(nn.Linear):
+        def forward(self, rows: Any) -> Any:
+            time.sleep(0.01 * len(rows))
+            return super().forward(rows)
+
+    return Slow(6, classes)
 
 
 def dies(classes: int) -> Any:
@@ -91,9 +106,22 @@ def test_medium_budget_gives_a_smaller_micro_batch_that_was_run(place: Path) -> 
     assert tried[-1]["micro_batch"] == found["micro_batch"]
     assert measured(place)["peak_mib"] <= budget * 0.9
     again = find(place, memory_budget_mib=budget, safety_margin=0.1)
-    assert "kept from before" in again["summary"]
-    assert len(again["evidence"]["tried"]) == 1
+    assert [row["micro_batch"] for row in again["evidence"]["tried"]] == [row["micro_batch"] for row in tried]
     assert again["micro_batch"] == found["micro_batch"]
+
+
+@pytest.mark.parametrize(("model", "expected"), [("mlp", 64), ("as_slow_together", 8)])
+def test_a_kept_small_one_grows_where_that_is_clearly_faster(place: Path, model: str, expected: int) -> None:
+    """8 of 64 was kept in a moment of low memory; now there is enough."""
+    assert find(place, model=model, batch_size=64)["micro_batch"] == 64
+    [kept] = (place / "state/decisions/find_batch_size").iterdir()
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "choice": 8}))
+    found = find(place, model=model, batch_size=64)
+    assert (found["micro_batch"], found["accumulation"]) == (expected, 64 // expected)
+    assert [row["micro_batch"] for row in found["evidence"]["tried"]] == [64, 8]
+    assert ("kept from before: 64 fits too" in found["summary"]) is (expected == 8)
+    assert json.loads(kept.read_text())["choice"] == expected
+    assert find(place, model=model, batch_size=64)["micro_batch"] == expected
 
 
 def test_tiny_budget_is_refused(place: Path) -> None:
@@ -115,6 +143,11 @@ def test_fixed_runs_nothing(place: Path) -> None:
     assert (found["micro_batch"], found["accumulation"], found["device"]) == (400, 2, None)
     with pytest.raises(BadParams, match=r"must divide train\.batch_size 800, got 300; take 200"):
         find(place, fixed_micro_batch=300)
+
+
+def test_a_budget_for_no_search_is_refused() -> None:
+    with pytest.raises(ValidationError, match="memory_budget_mib has no effect with fixed_micro_batch"):
+        FindBatchSize(fixed_micro_batch=8, memory_budget_mib=1000.0)
 
 
 def test_faults_of_the_network(place: Path) -> None:
