@@ -55,4 +55,9 @@ class Prune(Section):
             raise ValueError(f"iterations must be at most fit.epochs ({self.fit.epochs}): each one is fine-tuned")
         if self.alpha == 1.0 and self.fit.label_smoothing > 0.0:
             raise ValueError("fit.label_smoothing has no effect with alpha 1, which leaves the labels out; set it to 0")
+        usual = type(self).model_fields["temperature"].default
+        if self.alpha == 0.0 and self.temperature != usual:
+            raise ValueError(
+                f"temperature has no effect with alpha 0, which leaves the teacher out; set it to {usual:g}"
+            )
         return self

@@ -1,6 +1,7 @@
 """Loss, accuracy, macro F1 and confusion matrix of a network on one split."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +40,11 @@ def evaluate(
     *,
     batch_size: int = BATCH_SIZE,
     loader: LoaderSettings | None = None,
+    around: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> Evaluation:
     """Runs the split through the network in evaluation mode, on the device where it lies; the mode is put back.
+
+    `around(samples)` is entered around each forward pass, of the network alone.
 
     Inside `stopping.polled()` a requested stop raises `StopRequested` between two batches.
     """
@@ -54,7 +58,8 @@ def evaluate(
         with torch.no_grad():
             for raw, labels in batches(prepared, prepared.indices(split), batch_size, loader or LoaderSettings()):
                 labels = labels.to(anchor.device)
-                logits = module(preprocess(raw.to(anchor.device)))
+                with around(len(labels)):
+                    logits = module(preprocess(raw.to(anchor.device)))
                 losses.append(F.cross_entropy(logits, labels, reduction="sum"))
                 cells = labels * classes + logits.argmax(dim=1)
                 confusion += torch.bincount(cells, minlength=classes * classes)

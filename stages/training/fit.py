@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from stages.data.loaders import batches, epoch_order
 from stages.runtime import stopping
-from stages.runtime.exits import BadParams, StageError, Stopped
+from stages.runtime.exits import BadParams, Stopped, as_stage_error
 from stages.runtime.progress import track
 from stages.training.device import seed_step
 from stages.training.evaluate import Evaluation, evaluate
@@ -76,7 +77,7 @@ def _step(job: Job, run: Run, loss: Loss, sizes: list[int], stream: Iterator[Bat
         raw, labels = raw.to(job.device, non_blocking=True), labels.to(job.device, non_blocking=True)
         with _blaming_network(job, len(labels)):
             logits = job.module(job.preprocess(raw))
-            mean = loss(logits, labels, raw)
+            mean = loss(logits, labels, raw)  # What does not fit the labels is the network's fault too.
             torch.autograd.backward(mean * (len(labels) / samples))  # Each sample weighs the same in the window's mean.
         record.losses.append(mean.detach())
         record.correct.append((logits.detach().argmax(dim=1) == labels).sum())
@@ -98,8 +99,15 @@ def _clip(run: Run, clip_norm: float | None) -> torch.Tensor:
 
 
 def _validate(job: Job) -> Evaluation:
-    with _blaming_network(job, job.micro_batch):
-        return evaluate(job.module, job.preprocess, job.prepared, "val", batch_size=job.micro_batch, loader=job.loader)
+    return evaluate(
+        job.module,
+        job.preprocess,
+        job.prepared,
+        "val",
+        batch_size=job.micro_batch,
+        loader=job.loader,
+        around=partial(_blaming_network, job),
+    )
 
 
 @contextmanager
@@ -117,17 +125,17 @@ def _saved_on_stop(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _blaming_network(job: Job, samples: int) -> Iterator[None]:
-    """What the network raises is the user's to mend: one sentence, no traceback."""
+    """What the network raises is the user's to mend: one sentence, no traceback. What the system raises stays as is."""
     try:
         yield
-    except StageError:
-        raise
     except torch.OutOfMemoryError as error:
         raise BadParams(
             f"{job.name}: {samples} samples do not fit into the memory of {job.device}; lower "
             "find_batch_size.memory_budget_mib or set find_batch_size.fixed_micro_batch"
         ) from error
     except Exception as error:
+        if isinstance(error, OSError) or as_stage_error(error) is not None:
+            raise
         said = " ".join(str(error).split())[:300]
         raise BadParams(
             f"{job.name}: the network failed on a batch of {samples}: {type(error).__name__}: {said}"

@@ -247,5 +247,7 @@ def test_epochs_and_bounds_of_the_rounds() -> None:
 def test_settings_that_would_have_no_effect_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"iterations must be at most fit\.epochs"):
         Prune(iterations=3, fit=Fit(epochs=2))
+    with pytest.raises(ValidationError, match="temperature has no effect with alpha 0"):
+        Prune(alpha=0.0, temperature=2.0)
     with pytest.raises(ValidationError, match="has no effect with alpha 1"):
         Prune(alpha=1.0, fit=Fit(label_smoothing=0.1))

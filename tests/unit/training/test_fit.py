@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stages.checkpoints.fingerprint import module_hash
 from stages.checkpoints.store import Store
 from stages.data.prepared import Prepared
-from stages.runtime.exits import BadParams
+from stages.runtime.exits import BadParams, DiskFault
 from stages.training.evaluate import Evaluation, evaluate
 from stages.training.fit import fit
 from stages.training.run import is_better
@@ -172,6 +172,22 @@ def test_a_failing_network_is_one_clear_sentence(
 ) -> None:
     with pytest.raises(BadParams, match=said):
         fit(toy.job(tmp_path, prepared, Failing(error)))
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), FileNotFoundError("x"), DiskFault("full")])
+def test_a_fault_of_the_system_is_not_the_network_s(tmp_path: Path, prepared: Prepared, error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        fit(toy.job(tmp_path, prepared, Failing(error)))
+    assert caught.value is error
+
+
+def test_a_fault_of_the_loader_is_not_the_network_s(
+    tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the validation split breaks down."""
+    monkeypatch.setitem(prepared._splits, "val", prepared.indices("val") + 10**6)
+    with pytest.raises(IndexError):
+        fit(toy.job(tmp_path, prepared))
 
 
 def test_micro_batch_must_divide(tmp_path: Path, prepared: Prepared) -> None:
