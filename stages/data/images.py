@@ -12,6 +12,9 @@ from PIL import Image, UnidentifiedImageError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _DEEP_MODES = ("I", "F")
 """Prefixes of Pillow's modes with more than 8 bits: converting them to 8 would clip silently."""
+_DEPTH_IN_PNG = slice(24, 25)
+"""The bit depth of a PNG's IHDR. Pillow cuts 16-bit RGB to 8 as it opens the file, so the mode does not tell."""
+_DEEP_PNG = bytes([16])
 
 
 class UnreadableImageError(ValueError):
@@ -37,6 +40,8 @@ def decode(content: bytes, resize: tuple[int, int] | None = None, *, grayscale: 
     """
     try:
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+            if image.format == "PNG" and content[_DEPTH_IN_PNG] == _DEEP_PNG:
+                raise UnreadableImageError("more than 8 bits a channel (PNG of 16 bits)")
             return pixels(image, resize, grayscale=grayscale)
     except UnreadableImageError:
         raise

@@ -93,7 +93,7 @@ def _write_manifest(folder: Path, contents: Contents, decision: dict[str, Any]) 
         "resize": None if info.resize is None else list(info.resize),
         "files": files,
     }
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {**manifest, "checksum": predict.manifest_checksum(manifest)})
 
 
 def _own_version() -> str:

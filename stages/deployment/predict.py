@@ -10,7 +10,9 @@ Ends with 0; 64 for a wrong command line; 65 for a damaged bundle or samples tha
 
 import argparse
 import hashlib
+import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +28,7 @@ ARRAY_NAMES = ("images", "samples", "x")
 _BATCH = 128
 _PIECE_BYTES = 2**20
 _ERRORS_ONLY = 3
+_DEPTH_IN_PNG, _DEEP_PNG = slice(24, 25), bytes([16])
 
 
 class RefusedError(Exception):
@@ -84,7 +87,7 @@ def _load_model(path: Path, threads: int) -> Any:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, its form checked. Raises `RefusedError`."""
+    """The manifest, its form and its own checksum checked. Raises `RefusedError`."""
     path = folder / "manifest.json"
     manifest = _json(path)
     try:
@@ -100,10 +103,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         whole = False
     if not whole:
         raise RefusedError(f"{path} is damaged: it must name the model, the input and every file with its checksum")
+    if manifest.get("checksum") != manifest_checksum(manifest):
+        raise RefusedError(f"{path} is damaged: its own checksum is missing or does not hold; get the bundle again")
     for name in files:
         if is_outside(name):
             raise RefusedError(f"{path} names {name!r}, which lies outside the bundle; do not use this bundle")
     return dict(manifest)
+
+
+def manifest_checksum(manifest: dict[str, Any]) -> str:
+    """Hex SHA-256 of the manifest without its key `checksum`, as JSON with sorted keys and no spaces, in UTF-8."""
+    rest = {key: value for key, value in manifest.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_outside(name: str) -> bool:
@@ -223,7 +235,8 @@ def read_image(bundle: Bundle, path: Path) -> npt.NDArray[np.uint8]:
     try:
         with warnings.catch_warnings(), Image.open(path, formats=("PNG", "JPEG")) as image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            if image.mode.startswith(("I", "F")):
+            deep_png = image.format == "PNG" and _head(path)[_DEPTH_IN_PNG] == _DEEP_PNG
+            if deep_png or image.mode.startswith(("I", "F")):
                 raise RefusedError(f"{path} has more than 8 bits a channel; save it with 8")
             plain = image.convert("L" if channels == 1 else "RGB")
     except RefusedError:
@@ -235,6 +248,12 @@ def read_image(bundle: Bundle, path: Path) -> npt.NDArray[np.uint8]:
             raise RefusedError(f"{path} must be {width} x {height} pixels, it is {plain.width} x {plain.height}")
         plain = plain.resize((width, height), Image.Resampling.BILINEAR)
     return np.array(plain, dtype=np.uint8).reshape(height, width, channels)
+
+
+def _head(path: Path) -> bytes:
+    """As far as a PNG's bit depth: Pillow cuts 16-bit RGB to 8 as it opens the file, so the mode does not tell."""
+    with path.open("rb") as file:
+        return file.read(_DEPTH_IN_PNG.stop)
 
 
 def _load_array(path: Path) -> npt.NDArray[Any]:
@@ -264,6 +283,8 @@ def check_samples(bundle: Bundle, samples: npt.NDArray[Any], name: str) -> npt.N
             f"{name} must be {bundle.dtype} (n, {', '.join(map(str, bundle.shape))}), "
             f"it is {samples.dtype} {samples.shape}"
         )
+    if not len(batch):
+        raise RefusedError(f"{name} holds no sample: it is {samples.dtype} {samples.shape}")
     if batch.dtype.kind == "f" and not np.isfinite(batch).all():
         raise RefusedError(f"{name} holds NaN or infinity")
     return np.ascontiguousarray(batch)
@@ -319,10 +340,20 @@ class _Parser(argparse.ArgumentParser):
 
 def _print(rows: Iterator[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        _say(json.dumps(list(rows), indent=2, ensure_ascii=False))
+        _say(_json_text(list(rows)))
         return
     for row in rows:
         _say(f"{row['source']}\t{row['label']}\t{row['probability']:.4f}")
+
+
+def _json_text(rows: list[dict[str, Any]]) -> str:
+    """With escapes of JSON where stdout lacks a character: those of `backslashreplace` are no JSON."""
+    text = json.dumps(rows, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(rows, indent=2)
+    return text
 
 
 def _say(line: str) -> None:
@@ -333,5 +364,18 @@ def _one_line(error: BaseException) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
+def _program() -> int:
+    """`main` for a terminal or pipe, which may lack characters or close early (`... | head -1`)."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # The reader has what it wanted; Python's own flush at the end must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_program())

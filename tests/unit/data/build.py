@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,14 @@ def prepare(
 def splits_by_content(prepared: Prepared) -> dict[bytes, str]:
     """Which of train, val, test each sample's content lies in."""
     return {row.tobytes(): name for name in ("train", "val", "test") for row in prepared.read(prepared.indices(name))}
+
+
+def deep_rgb_png(width: int, height: int) -> bytes:
+    """A PNG of 16 bits a channel in RGB; Pillow reads such a file, but cannot write one."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + bytes(range(6)) * width) * height)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")

@@ -11,7 +11,7 @@ from PIL import Image
 from stages.data.prepared import Prepared
 from stages.runtime.exits import BadData
 from stages.runtime.files import digest, read_json
-from tests.unit.data.build import prepare, random_images, splits_by_content, write_folder
+from tests.unit.data.build import deep_rgb_png, prepare, random_images, splits_by_content, write_folder
 
 IMAGES, LABELS = random_images(90)
 
@@ -130,6 +130,7 @@ def _jpeg() -> bytes:
         ("class1/bad.png", _png(Image.fromarray(IMAGES[0]))[:45], "damaged image", "unreadable"),
         ("class1/bad.jpg", _jpeg()[:-200], "damaged image", "unreadable"),
         ("class1/bad.png", _png(Image.fromarray(np.zeros((6, 6), np.uint16))), "more than 8 bits", "unreadable"),
+        ("class1/bad.png", deep_rgb_png(6, 6), "more than 8 bits a channel", "unreadable"),
         ("class1/bad.gif", b"GIF89a", "must be a PNG or JPEG file in a class folder", "unreadable"),
         ("bad.png", _png(Image.fromarray(IMAGES[0])), "must be a PNG or JPEG file in a class folder", "unreadable"),
         ("class1/bad.png", _png(Image.new("L", (7, 6))), "6 x 7 pixels, most are 6 x 6; set data.resize", "other_size"),

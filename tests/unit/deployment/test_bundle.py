@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,10 +20,12 @@ from stages.bundle import Inputs, Outputs, Params, run
 from stages.config.bundle import Bundle
 from stages.data.prepared import Prepared
 from stages.deployment import evaluation
+from stages.deployment import predict as predict_py
 from stages.deployment.__main__ import main as deployment
 from stages.deployment.card import model_card
 from stages.runtime.exits import BadData, GateFailed
-from stages.runtime.files import sha256_bytes, write_json
+from stages.runtime.files import canonical_json, sha256_bytes, write_json
+from tests.unit.data.build import deep_rgb_png
 from tests.unit.deployment.build import conv_net, dense_net, embed
 
 FINAL = {"accuracy": 0.9, "macro_f1": 0.9, "size_bytes": 4000, "params": 50, "macs": 900, "number_type": "float"}
@@ -93,6 +96,9 @@ def test_the_bundle_holds_what_it_promises(made: Path, images: Path, capsys: pyt
     }  # fmt: skip
     manifest = json.loads((made / "manifest.json").read_text())
     assert set(manifest["files"]) == names - {"manifest.json"}
+    assert manifest["checksum"] == sha256_bytes(
+        canonical_json({key: value for key, value in manifest.items() if key != "checksum"}).encode()
+    )
     assert manifest["input"] == {"name": "input", "dtype": "uint8", "shape": [None, 16, 16, 1]}
     assert (made / "model.onnx").read_bytes() == (made.parent / "quantized/model.onnx").read_bytes()
     assert json.loads((made / "labels.json").read_text()) == ["a", "b", "c", "d"]
@@ -157,6 +163,7 @@ def test_check_agrees_and_a_command_line_without_files_is_64(bundle: Path) -> No
     ("name", "content", "words"),
     [
         ("shape.npy", np.zeros((3, 8, 8, 1), np.uint8), ["must be uint8 (n, 16, 16, 1)", "(3, 8, 8, 1)"]),
+        ("none.npy", np.zeros((0, 16, 16, 1), np.uint8), ["holds no sample", "(0, 16, 16, 1)"]),
         ("dtype.npy", np.zeros((3, 16, 16, 1), np.float64), ["must be uint8", "float64"]),
         ("objects.npy", np.array([{"a": 1}], object), ["no readable .npy"]),
         ("text.npy", b"hello", ["no readable .npy"]),
@@ -178,12 +185,44 @@ def test_images_that_do_not_fit_are_refused(bundle: Path, tmp_path: Path) -> Non
     refused(predict(bundle, tmp_path / "wide.png"), "must be 16 x 16 pixels, it is 20 x 16")
     Image.new("I;16", (16, 16)).save(tmp_path / "deep.png")
     refused(predict(bundle, tmp_path / "deep.png"), "more than 8 bits")
+    (tmp_path / "deep.png").write_bytes(deep_rgb_png(16, 16))
+    refused(predict(bundle, tmp_path / "deep.png"), "more than 8 bits a channel")
     Image.effect_noise((16, 16), 90).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:120])
     refused(predict(bundle, tmp_path / "cut.png"), "no readable PNG or JPEG")
     (tmp_path / "empty").mkdir()
     refused(predict(bundle, tmp_path / "empty"), "holds no PNG or JPEG")
     refused(predict(bundle, tmp_path / "none.png"), "does not exist")
+
+
+def test_a_reader_that_leaves_ends_it_quietly(bundle: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", np.zeros((3000, 16, 16, 1), np.uint8))
+    command = [sys.executable, "-I", "-B", str(bundle / "predict.py"), str(tmp_path / "s.npy")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_class_name_that_stdout_cannot_encode_is_escaped(bundle: Path) -> None:
+    labels = ["caf\u00e9", "\u6f22", "\U0001f600", "\u00fc"]
+    write_json(bundle / "labels.json", labels)
+    content = (bundle / "labels.json").read_bytes()
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    files["labels.json"] = {"sha256": sha256_bytes(content), "bytes": len(content)}
+    edit(bundle, files=files)
+    command = [sys.executable, "-B", str(bundle / "predict.py"), str(bundle / "samples.npy")]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    plain, as_json = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True, env=ascii_only).stdout
+        for more in ([], ["--json"])
+    )
+    names = [line.split("\t")[1] for line in plain.splitlines()]
+    found = [row["label"] for row in json.loads(as_json)]
+    assert names == [name.encode("ascii", "backslashreplace").decode() for name in found]
+    assert set(found) <= set(labels)
 
 
 def test_rows_have_no_image_files_and_no_nan(rows: Callable[..., Prepared], tmp_path: Path) -> None:
@@ -206,8 +245,17 @@ def flip(path: Path) -> None:
 
 
 def edit(bundle: Path, **changes: Any) -> None:
+    """As one who makes the manifest's own checksum right again; `checksum` itself may be among the changes."""
     path = bundle / "manifest.json"
-    write_json(path, {**json.loads(path.read_text()), **changes})
+    manifest = {**json.loads(path.read_text()), **changes}
+    write_json(path, {**manifest, "checksum": predict_py.manifest_checksum(manifest), **changes})
+
+
+def alter(bundle: Path, old: str, new: str) -> None:
+    path = bundle / "manifest.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
 
 
 def rename_in_manifest(bundle: Path, name: str) -> None:
@@ -233,6 +281,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a path that leaves the bundle": (lambda b: rename_in_manifest(b, "../secret"), "lies outside the bundle"),
     "an absolute path": (lambda b: rename_in_manifest(b, "/etc/passwd"), "lies outside the bundle"),
     "a link out of the bundle": (link, ""),
+    "a changed setting": (lambda b: alter(b, '"scale": 255.0', '"scale": 254.0'), "its own checksum"),
+    "a changed identity": (lambda b: alter(b, '"identity": "', '"identity": "0'), "its own checksum"),
+    "a manifest without its own checksum": (lambda b: alter(b, '"checksum"', '"checksun"'), "its own checksum"),
+    "another checksum": (lambda b: edit(b, checksum="0" * 64), "its own checksum"),
     "a manifest without an output": (lambda b: edit(b, output={}), "manifest.json is damaged"),
 }
 
