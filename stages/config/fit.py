@@ -13,7 +13,7 @@ class Fit(Section):
     epochs: Count = 15
     """Passes over the train split."""
 
-    batch_size: Count = 64
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """The effective batch: samples per optimizer step. The machine only decides how it is split
     (micro-batch x accumulation)."""
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stages.config.base import Count, Section
+from stages.config.base import Section
 from stages.config.benchmark_data import BenchmarkData
 from stages.config.bundle import Bundle
 from stages.config.data import Data
@@ -29,7 +29,7 @@ class Pipeline(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     """Seeds every random generator and the split."""
 
-    threads: Count
+    threads: Annotated[int, Field(ge=1, le=256)]
     """Threads of PyTorch and ONNX Runtime; part of every fingerprint, since it changes bits."""
 
     data: Data

@@ -26,6 +26,8 @@ def describe(path: Path) -> Description:
     if kind == "checkpoint":
         return _checkpoint(path)
     identity = _identity(path, kind)
+    if identity is not None:
+        _check_identity(path, identity)
     notes = [] if identity else ["it carries no identity: Shipway did not make it, or it was written anew since"]
     found = digest(path)
     made, more = _made(path, found, identity)
@@ -51,15 +53,43 @@ def kind_of(path: Path) -> str:
 
 
 def _identity(path: Path, kind: str) -> dict[str, Any] | None:
+    if path.is_file() and path.stat().st_size == 0:
+        raise BadData(f"{path} is empty, so no {kind} file; give a file that a run left")
     try:
         if kind in ("safetensors", "onnx"):
-            return embedding.read(path)
+            found = embedding.read(path)
+            if found is None and kind == "onnx":
+                _check_graph(path)
+            return found
         file = path / IDENTITY_FILE
         return dict(read_json(file)) if file.is_file() else embedding.read(path / "model.onnx")
     except OSError:
         raise
-    except Exception as error:  # struct, json and protobuf each have their own for a damaged file.
-        raise BadData(f"{path} is damaged and cannot be read as {kind} ({type(error).__name__})") from None
+    except Exception:  # struct, json and protobuf each have their own for a damaged file.
+        what = {"safetensors": "safetensors file", "onnx": "ONNX model"}.get(kind, kind)
+        raise BadData(f"{path} is no {what}, or it is damaged; give a file that a run left") from None
+
+
+def _check_graph(path: Path) -> None:
+    """Protobuf reads many a file of another kind as a model without anything in it. Raises `ValueError`."""
+    import onnx  # Loaded already, by the reading of the identity.
+
+    if not onnx.load(path, load_external_data=False).HasField("graph"):
+        raise ValueError(f"{path} holds no graph")
+
+
+def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    """Another program may use the same key. Raises `BadData` when the identity is not of Shipway's form."""
+    ancestors = identity.get("ancestors")
+    whole = (
+        all(isinstance(identity.get(name), str) for name in ("stage", "code"))
+        and all(isinstance(identity.get(name), dict) for name in ("params", "versions", "parents"))
+        and isinstance(ancestors, dict)
+        and all(isinstance(one, dict) and isinstance(one.get("params"), dict) for one in ancestors.values())
+    )
+    if not whole:
+        required = "stage, code, params, versions, parents and ancestors"
+        raise BadData(f"{path} carries an identity that is not of Shipway's form: it must hold {required}")
 
 
 def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[str]]:

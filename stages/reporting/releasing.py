@@ -10,17 +10,30 @@ from stages.reporting.provenance import MANIFEST, RECORD_SUFFIX, describe, find_
 from stages.runtime.exits import BadData, BadParams, DiskFault
 from stages.runtime.files import digest, files_below, sync_folder, write_json
 
+ARTIFACTS = Path("artifacts")
+
 
 def release(bundle: Path, dest: Path) -> Path:
     """Copies the bundle to `dest/<digest>`, its record to `dest/<digest>.record.json`. Returns the copy's folder.
 
     The copy appears whole or not at all, and is read back before it does. A bundle that is there already is left as
-    it is. Raises `BadData` for a damaged bundle, `DiskFault` when something else lies at its place.
+    it is. Raises `BadData` for a damaged bundle, `BadParams` for a destination among the artifacts, `DiskFault` when
+    something else lies at its place or the system refuses.
     """
+    try:
+        return _release(bundle, dest)
+    except OSError as error:  # Also what only odd places have: /proc says that a folder "does not exist" as it is made.
+        raise DiskFault(f"cannot release {bundle} to {dest}: {error}; choose another folder or free space") from error
+
+
+def _release(bundle: Path, dest: Path) -> Path:
     if not (bundle / MANIFEST).is_file():
         raise BadData(f"{bundle} is no bundle: {MANIFEST} is missing; make one with `shipway run bundle`")
-    if dest.resolve().is_relative_to(bundle.resolve()):
+    place = Path(os.path.realpath(dest))  # Unlike Path.resolve, a circle of links is left to mkdir, which names it.
+    if place.is_relative_to(bundle.resolve()):
         raise BadParams(f"the destination {dest} lies inside the bundle; choose a folder outside")
+    if place.is_relative_to(ARTIFACTS.resolve()):
+        raise BadParams(f"the destination {dest} lies inside {ARTIFACTS}/; choose a folder outside")
     verify(bundle)
     found = digest(bundle)
     dest.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,8 @@ def test_all_faults_come_at_once() -> None:
         ("train.lr", "0.1", ["train.lr", "valid number", "got '0.1'"]),
         ("train.lr", float("nan"), ["train.lr", "finite"]),
         ("train.epochs", 0, ["train.epochs", "greater than or equal to 1", "got 0"]),
+        ("threads", 100_000, ["threads", "less than or equal to 256", "got 100000"]),
+        ("train.batch_size", 1_000_001, ["train.batch_size", "less than or equal to 1000000", "got 1000001"]),
         ("train.epochs", 1.5, ["train.epochs", "integer"]),
         ("train.epochs", True, ["train.epochs", "integer", "got True"]),
         ("train.ephocs", 3, ["train.ephocs", "unknown key", "did you mean 'epochs'", "batch_size"]),

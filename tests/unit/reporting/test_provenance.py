@@ -189,6 +189,28 @@ def test_a_damaged_file_is_one_line(here: Path, command: str, name: str, capsys:
     assert name in err
 
 
+@pytest.mark.parametrize("command", ["show", "restore"])
+def test_foreign_files_and_empty_ones_are_one_line(
+    here: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights(here / "foreign.safetensors", {"stage": 3})
+    weights(here / "half.safetensors", identity("train", ancestors={"a": 1}))
+    (here / "garbage.safetensors").write_bytes(b"\xff" * 40)
+    (here / "empty.onnx").write_bytes(b"")
+    (here / "bare.onnx").write_bytes(b"\x08\x0a")
+    said = {
+        "foreign.safetensors": "not of Shipway's form",
+        "half.safetensors": "not of Shipway's form",
+        "garbage.safetensors": "is no safetensors file",
+        "empty.onnx": "empty.onnx is empty, so no onnx file",
+        "bare.onnx": "is no ONNX model",
+    }
+    for name, words in said.items():
+        code, out, err = shown(capsys, command, name)
+        assert (code, out, len(err.splitlines())) == (65, "", 1), err
+        assert words in err
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("nothing.onnx", "is missing"), ("params.txt", "unknown kind"), ("artifacts", "is no artifact")],
@@ -274,13 +296,19 @@ def test_a_release_overwrites_nothing_and_refuses_damage(
         (["artifacts/train/model", "out"], 65),
         (["nowhere", "out"], 65),
         (["artifacts/bundle", "artifacts/bundle/inside"], 64),
+        (["artifacts/bundle", "artifacts/out"], 64),
+        (["artifacts/bundle", "link to artifacts/out"], 64),
         (["artifacts/bundle", "a file/out"], 74),
+        (["artifacts/bundle", "circle/out"], 74),
+        (["artifacts/bundle", "/proc/x"], 74),
     ],
 )
 def test_a_release_that_cannot_be_is_one_line(
     here: Path, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "a file").write_text("")
+    (here / "link to artifacts").symlink_to("artifacts")
+    (here / "circle").symlink_to("circle")
     got, out, err = shown(capsys, "release", *arguments)
     assert (got, out, len(err.splitlines())) == (code, "", 1), err
 
