@@ -123,13 +123,31 @@ def test_dvc_s_own_commands_work(copied: Workspace) -> None:
         assert wanted in names
     copied.shipway("run", "prepare_data", "--set", "train.lr=0.002")
     diff = json.loads(copied.dvc("params", "diff", "--json").stdout)
-    assert diff["params.yaml"]["train.lr"] == {"old": 0.003, "new": 0.002}
+    assert (diff["params.yaml"]["train.lr"]["old"], diff["params.yaml"]["train.lr"]["new"]) == (0.003, 0.002)
 
 
 def test_an_experiment_runs_with_a_changed_parameter(copied: Workspace) -> None:
-    copied.dvc("exp", "run", "-S", "diagnose.clip_steps=31", "diagnose@train")
-    assert YAML(typ="safe").load(copied.read("params.yaml"))["diagnose"]["clip_steps"] == 31
-    assert (copied.root / "artifacts/diagnose/train/verdict.json").is_file()
+    copied.dvc("exp", "run", "-S", "quantize.max_drop=0.02", "quantize")
+    assert YAML(typ="safe").load(copied.read("params.yaml"))["quantize"]["max_drop"] == 0.02
+    assert json.loads(copied.read("artifacts/quantize/model/decision.json"))["bounds"]["max_drop"] == 0.02
+
+
+def test_int8_can_be_asked_for_and_is_small(copied: Workspace) -> None:
+    """Whatever this processor makes of INT8's speed: forced, it keeps the accuracy and is a fraction of the size."""
+    copied.shipway("run", "--set", "quantize.fixed=int8")
+    variants = metrics(copied)
+    assert variants["final"]["number_type"] == "int8"
+    assert variants["final"]["accuracy"] >= variants["teacher"]["accuracy"] - 0.01
+    assert variants["teacher"]["size_bytes"] >= 10 * variants["final"]["size_bytes"]
+    copied.shipway("verify", "artifacts/bundle")
+
+
+def test_release_takes_the_record_along_and_predict_reads_it(copied: Workspace, tmp_path: Path) -> None:
+    copied.shipway("release", str(tmp_path / "models"))
+    (released,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+    assert released.with_name(f"{released.name}.record.json").is_file()
+    said = copied.shipway("predict", str(released), str(released / "samples.npy")).stdout
+    assert len(said.splitlines()) >= 8
 
 
 def test_a_schema_of_a_later_stage_does_not_retrain(copied: Workspace) -> None:
