@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from stages.checkpoints.store import describe
+from stages.config.editing import edit
 from stages.models import store
 from tests.conftest import Workspace, make_workspace
 
 EDITS = {
-    "threads: 2": "threads: 1",
-    "  name: resnet_cifar\n  kwargs: {depth: 14, width: 32}\n\npaths": "  name: mlp\n  kwargs: {hidden: [32]}\n\npaths",
-    "train:\n  epochs: 15": "train:\n  epochs: 4",
-    "memory_budget_mib: null": "fixed_micro_batch: 32",
+    "threads": 1,
+    "model": {"name": "mlp", "kwargs": {"hidden": [32]}},
+    "train.epochs": 4,
+    "train.batch_size": 64,
+    "find_batch_size.memory_budget_mib": None,
+    "find_batch_size.fixed_micro_batch": 32,
 }
 
 
@@ -25,12 +28,7 @@ EDITS = {
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Digits prepared, a small network, the micro-batch fixed; trained once."""
     made = make_workspace(tmp_path_factory.mktemp("train"))
-    params = made.root / "params.yaml"
-    text = params.read_text()
-    for old, new in EDITS.items():
-        assert old in text
-        text = text.replace(old, new)
-    params.write_text(text)
+    edit(EDITS, made.root / "params.yaml")
     made.python("-m", "stages.prepare_data")
     made.python("-m", "stages.find_batch_size")
     done = made.root / "artifacts/benchmark_data/done.json"
