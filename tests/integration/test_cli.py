@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,8 @@ def ended(workspace: Workspace, *arguments: str, code: int, **extra: str) -> str
 
 def test_nothing_to_do_and_the_table_is_still_shown(tiny: Workspace) -> None:
     lock = tiny.read("dvc.lock")
-    began = time.monotonic()
     said = ended(tiny, "run", code=0)
     assert "nothing to do: all 4 stages are up to date\nTHE TABLE" in said
-    assert time.monotonic() - began < 15.0
     assert tiny.read("dvc.lock") == lock
     assert "nothing to do: third and the 3 before it are up to date" in ended(tiny, "run", "third", code=0)
 

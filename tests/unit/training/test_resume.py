@@ -154,10 +154,8 @@ def test_real_processes_stopped_and_killed(tmp_path: Path, prepared: Prepared, u
     first = run(tmp_path, 0.05, workers=2)
     wait_for_epoch(first, 1)
     time.sleep(0.17)
-    asked = time.monotonic()
     os.killpg(first.pid, signal.SIGTERM)  # As a supervisor does: the whole group, with workers alive.
     assert end(first) == 75
-    assert time.monotonic() - asked < 10
     assert not group(first.pid)
     second = run(tmp_path, 0.05)
     wait_for_epoch(second, 2)
