@@ -9,9 +9,9 @@ import typer
 
 from flows import dvc, last, supervisor, workspace
 from flows.ends import Ended, Refused, meaning
-from stages.config.editing import edit, parse_assignments
+from stages.config.editing import edit, parse_assignments, replace_text
 from stages.config.exits import Exit
-from stages.config.loading import ParamsError, load
+from stages.config.loading import PARAMS_FILE, ParamsError, load
 
 BASELINE = {"distill.enabled": False, "prune.enabled": False, "quantize.enabled": False}
 
@@ -37,11 +37,15 @@ def run(request: Request) -> int:
     tree = workspace.root()
     workspace.check_writable(tree)
     with workspace.only_run(tree, say):
-        _edit(request, tree)
+        before = _edit(request, tree)
         plan = dvc.plan(tree, say)
         steps = plan.steps(request.stage)
         candidates = plan.candidates(request.stage)
         if candidates or request.force:
+            looked = _look_models_up(tree, steps if request.force else candidates)
+            if looked != Exit.DONE:
+                _take_back(before, tree)
+                return looked
             last.clear(tree)
             ended = _through_prefect(request, tree) if request.prefect else _directly(request, tree)
             if ended.code != Exit.DONE:
@@ -52,13 +56,14 @@ def run(request: Request) -> int:
         return _report(tree) if complete else Exit.DONE
 
 
-def _edit(request: Request, tree: Path) -> None:
-    """Writes the wanted changes into params.yaml, after all that could refuse them has been looked at."""
+def _edit(request: Request, tree: Path) -> bytes:
+    """Writes the wanted changes into params.yaml, if they are valid. Returns what it held before."""
+    before = (tree / PARAMS_FILE).read_bytes()
     try:
         changes = parse_assignments(request.assignments) | (BASELINE if request.baseline else {})
         if not changes:
             load()
-            return
+            return before
         if request.stage is not None:
             dvc.plan(tree, say).targets(request.stage)
         changed = edit(changes)
@@ -68,6 +73,21 @@ def _edit(request: Request, tree: Path) -> None:
         say("baseline: distill, prune and quantize are off in params.yaml; `enabled: true` switches each on again")
     for dotted, (old, new) in changed.items():
         say(f"params.yaml: {dotted}: {old} -> {new}")
+    return before
+
+
+def _take_back(before: bytes, tree: Path) -> None:
+    if (tree / PARAMS_FILE).read_bytes() != before:
+        replace_text(tree / PARAMS_FILE, before.decode("utf-8"))
+        say("params.yaml: put back as it was")
+
+
+def _look_models_up(tree: Path, due: Sequence[str]) -> int:
+    """0, or 64 with its line: a wrong name is said before DVC removes the outputs of what will run."""
+    if not {"find_batch_size", "train", "distill"}.intersection(due):
+        return int(Exit.DONE)
+    code, _ = supervisor.call([sys.executable, "-m", "stages.models"], cwd=tree)
+    return code
 
 
 def _directly(request: Request, tree: Path) -> Ended:

@@ -54,7 +54,7 @@ def edit(changes: Mapping[str, Any], path: Path = PARAMS_FILE) -> dict[str, tupl
     if changed:
         buffer = io.StringIO()
         yaml.dump(document, buffer)
-        _write(path, buffer.getvalue())
+        replace_text(path, buffer.getvalue())
     return changed
 
 
@@ -113,7 +113,8 @@ def _null(representer: Any, _value: None) -> Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
-def _write(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: a kill half-way leaves the former one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -39,6 +39,11 @@ def build(model: Model, input_shape: tuple[int, ...], classes: int) -> nn.Module
     return module
 
 
+def look_up(model: Model) -> None:
+    """Sees, without data, that a model's name and the names of its arguments are right. Raises `BadParams`."""
+    _arguments(_factory(model.name), model, dict.fromkeys(_GIVEN))
+
+
 def construct(model: Model, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """`build` without the trial."""
     factory = _factory(model.name)

@@ -107,6 +107,27 @@ def test_bad_models(workspace: Workspace, kind: str) -> None:
     assert (found, words in said) == (64, True), said
 
 
+def test_wrong_models_are_all_named_before_anything_runs_and_params_are_put_back(workspace: Workspace) -> None:
+    before = workspace.read("params.yaml")
+    changes = ["--set", "model.name=resnet_cifra", "--set", "distill.student.kwargs.deepth=8"]
+    done = workspace.shipway("run", *changes, check=False)
+    assert done.returncode == 64, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert "params.yaml: model: model 'resnet_cifra' is unknown; did you mean 'resnet_cifar'?" in lines[0]
+    assert "params.yaml: distill.student: model 'resnet_cifar' takes no argument 'deepth'" in lines[1]
+    assert len(lines) == 2
+    assert workspace.read("params.yaml") == before
+    assert not any((workspace.root / "artifacts").iterdir())
+
+
+def test_the_student_of_a_switched_off_distillation_is_not_looked_at(workspace: Workspace) -> None:
+    document = workspace.read("params.yaml").decode()
+    off = document.replace("distill:\n  enabled: true", "distill:\n  enabled: false")
+    (workspace.root / "params.yaml").write_text(off.replace("kwargs: {depth: 8, width: 48}", "kwargs: {deepth: 8}"))
+    assert off != document
+    assert workspace.python("-m", "stages.models").returncode == 0
+
+
 def test_data_that_changes_between_two_stages(workspace: Workspace) -> None:
     change = folder(workspace.root, lambda raw: None)
     workspace.shipway("run", "prepare_data", "--set", change)
