@@ -11,6 +11,7 @@ Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 """A share of a whole, strictly between 0 and 1."""
 
 Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -75,6 +76,11 @@ def identifying(section: BaseModel) -> dict[str, Any]:
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get("accompanies"):
             continue
-        value = getattr(section, name)
-        kept[name] = identifying(value) if isinstance(value, BaseModel) else value
+        kept[name] = _plain(getattr(section, name))
     return kept
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return identifying(value)
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

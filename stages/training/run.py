@@ -67,7 +67,7 @@ class Run:
             segments=[],
             steps_per_epoch=steps_per_epoch,
             total_steps=total,
-            warmup_steps=warmup_steps(total, settings.warmup_share),
+            warmup_steps=warmup_steps(total, 0.1 if settings.warmup_share is None else settings.warmup_share),
             epoch=1,
             window=0,
             step=0,

@@ -48,7 +48,7 @@ def test_all_faults_come_at_once() -> None:
         ("train.ephocs", 3, ["train.ephocs", "unknown key", "did you mean 'epochs'", "batch_size"]),
         ("distill.student.kwarg", {}, ["distill.student.kwarg", "unknown key", "'kwargs'"]),
         ("quantise", {}, ["quantise", "unknown key", "'quantize'"]),
-        ("train.optimizer", "adam", ["train.optimizer", "'adamw' or 'sgd'", "got 'adam'"]),
+        ("train.optimizer", "adagrad", ["train.optimizer", "'adamw' or 'sgd'", "got 'adam'"]),
         ("train.momentum", 0.9, ["train", "momentum belongs to optimizer 'sgd'"]),
         ("data.source", "mnist", ["data", "must be one of digits", "package.module:factory"]),
         ("data.kwargs", {"a": 1}, ["data", "kwargs go to a factory"]),
