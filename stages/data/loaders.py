@@ -1,7 +1,9 @@
 """Loads prepared data in batches of raw samples. The settings change speed alone: every setting gives equal batches."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -44,7 +46,7 @@ def batches(
     batch_size: int,
     settings: LoaderSettings | None = None,
     wait_s: float = WAIT_S,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Generator[tuple[Tensor, Tensor], None, None]:
     """Raw samples (n, *shape) and labels int64 (n,), in the order of `indices`; the last batch may be smaller.
 
     Raises `BadData` when a file has changed, or when a worker dies or gives nothing for `wait_s` seconds.
@@ -53,18 +55,32 @@ def batches(
         raise ValueError(f"batch_size must be at least 1; got {batch_size}")
     chosen = np.asarray(indices, dtype=np.int64)
     parts = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
-    for part, samples in zip(parts, _read(prepared, parts, settings or LoaderSettings(), wait_s), strict=True):
-        yield torch.from_numpy(samples), torch.from_numpy(prepared.labels[part])
+    yield from batches_of(prepared, parts, settings, wait_s)
+
+
+def batches_of(
+    prepared: Prepared,
+    parts: Sequence[Indices],
+    settings: LoaderSettings | None = None,
+    wait_s: float = WAIT_S,
+) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """As `batches`, one batch for each part of indices, in order; parts may differ in size.
+
+    Closing it early ends the workers, as its end does. With workers, a few parts are read ahead. Raises as `batches`.
+    """
+    with closing(_read(prepared, parts, settings or LoaderSettings(), wait_s)) as stream:
+        for part, samples in zip(parts, stream, strict=True):
+            yield torch.from_numpy(samples), torch.from_numpy(prepared.labels[part])
 
 
 def _read(
-    prepared: Prepared, parts: list[Indices], settings: LoaderSettings, wait_s: float
-) -> Iterator[npt.NDArray[Any]]:
+    prepared: Prepared, parts: Sequence[Indices], settings: LoaderSettings, wait_s: float
+) -> Generator[npt.NDArray[Any], None, None]:
     if settings.workers:
-        return read_in_workers(prepared, parts, settings.workers, batched=settings.batched, wait_s=wait_s)
-    if settings.batched:
-        return map(prepared.read, parts)
-    return (read_samples(prepared, part) for part in parts)
+        yield from read_in_workers(prepared, parts, settings.workers, batched=settings.batched, wait_s=wait_s)
+    else:
+        read = prepared.read if settings.batched else partial(read_samples, prepared)
+        yield from map(read, parts)
 
 
 def decision_key(prepared: Prepared) -> dict[str, Any]:

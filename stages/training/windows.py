@@ -1,40 +1,31 @@
-"""Gradient accumulation: how an epoch falls into windows (one optimizer step each) and micro-batches."""
+"""Gradient accumulation: how an epoch falls into windows (one optimizer step each), and a window into micro-batches.
 
-from collections.abc import Generator, Iterable
-
-import torch
-from torch import Tensor
-
-Batch = tuple[Tensor, Tensor]
+The windows depend on the data and the effective batch alone, so they stay the same when a micro-batch is halved.
+"""
 
 
-def window_sizes(samples: int, batch_size: int, micro_batch: int) -> list[list[int]]:
-    """Sizes of the micro-batches of each window, in order: `window_sizes(10, 4, 2)` -> [[2, 2], [2, 2], [2]].
+def window_sizes(samples: int, batch_size: int) -> list[int]:
+    """Samples per optimizer step of an epoch, in order: `window_sizes(10, 4)` -> [4, 4, 2].
 
-    The last window holds what is left. A last micro-batch of one sample joins the one before it (also across a
-    window), since BatchNorm has no spread over one sample. `batch_size` must be a multiple of `micro_batch`.
+    The last window holds what is left; where that is one sample, it joins the window before it, since BatchNorm has no
+    spread over one sample: `window_sizes(9, 4)` -> [4, 5].
     """
-    sizes = [min(micro_batch, samples - start) for start in range(0, samples, micro_batch)]
-    per_window = batch_size // micro_batch
-    if _joins(sizes, micro_batch):
-        sizes = [*sizes[:-2], sizes[-2] + 1]
-    return [sizes[start : start + per_window] for start in range(0, len(sizes), per_window)]
+    return _split(samples, batch_size)
 
 
-def join_single(batches: Iterable[Batch], micro_batch: int) -> Generator[Batch, None, None]:
-    """The loader's batches, a last one of one sample joined to the one before it, as `window_sizes` says."""
-    held: Batch | None = None
-    for batch in batches:
-        if held is None:
-            held = batch
-        elif len(batch[1]) == 1 < micro_batch:
-            held = (torch.cat([held[0], batch[0]]), torch.cat([held[1], batch[1]]))
-        else:
-            yield held
-            held = batch
-    if held is not None:
-        yield held
+def micro_sizes(window: int, micro_batch: int) -> list[int]:
+    """Samples per forward pass of one window, in order; a last one of one sample joins the one before it."""
+    return _split(window, micro_batch)
 
 
-def _joins(sizes: list[int], micro_batch: int) -> bool:
-    return len(sizes) > 1 and sizes[-1] == 1 < micro_batch
+def _split(total: int, size: int) -> list[int]:
+    """`total` in pieces of `size`; a last piece of one joins the one before it where `size` is above one."""
+    if total < 0 or size < 1:
+        raise ValueError(f"needs total >= 0 and size >= 1; got {total} and {size}")
+    pieces = [size] * (total // size)
+    left = total % size
+    if left == 1 and pieces:
+        pieces[-1] += 1
+    elif left:
+        pieces.append(left)
+    return pieces

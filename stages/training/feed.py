@@ -1,0 +1,86 @@
+"""What feeds the training loop: the micro-batches of an epoch, from any of its optimizer steps on.
+
+Which samples come, and how they are augmented, depends on (seed, epoch, sample) alone: not on workers, on the
+micro-batch, or on where it starts.
+
+>>> sizes = window_sizes(samples=len(prepared.indices("train")), batch_size=8)
+>>> settings = {"epoch": 1, "seed": 0, "micro_batch": 4, "loader": LoaderSettings(), "augmenter": None}
+>>> [len(labels) for raw, labels in feed(prepared, sizes, first_window=len(sizes) - 2, **settings)]
+[4, 4, 4, 2]
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import accumulate
+
+import numpy as np
+from torch import Tensor
+
+from stages.data.augment import Augmenter
+from stages.data.loaders import LoaderSettings, batches_of, epoch_order
+from stages.data.prepared import Indices, Prepared
+from stages.training.windows import micro_sizes
+
+Batch = tuple[Tensor, Tensor]
+
+
+def window_ids(prepared: Prepared, sizes: Sequence[int], seed: int, epoch: int, window: int) -> Indices:
+    """The samples of window number `window` (from 0) of an epoch, int64 (n,), in order; `sizes` as for `feed`."""
+    order = _order(prepared, sizes, seed, epoch)
+    start = sum(sizes[:window])
+    return order[start : start + sizes[window]]
+
+
+def feed(
+    prepared: Prepared,
+    sizes: Sequence[int],
+    *,
+    first_window: int,
+    epoch: int,
+    seed: int,
+    micro_batch: int,
+    loader: LoaderSettings,
+    augmenter: Augmenter | None,
+) -> Generator[Batch, None, None]:
+    """The micro-batches of an epoch's windows from `first_window` (from 0) on: as `micro_sizes` splits each window.
+
+    `sizes`: `window_sizes` of the train split. Gives raw samples (n, *shape) with labels int64 (n,); with mixup,
+    float32 images in the raw domain with labels float32 (n, classes). Of the windows before `first_window` no sample is
+    read (but as partners, with mixup). Closing it early ends the loader's workers. Raises `BadData` as `batches` does.
+    """
+    if not 0 <= first_window <= len(sizes):
+        raise ValueError(f"first_window must be in 0..{len(sizes)}; got {first_window}")
+    left = _order(prepared, sizes, seed, epoch)[sum(sizes[:first_window]) :]
+    ends = list(accumulate(size for window in sizes[first_window:] for size in micro_sizes(window, micro_batch)))
+    parts = [left[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    if augmenter is None:
+        yield from batches_of(prepared, parts, loader)
+    else:
+        yield from _augmented(prepared, parts, epoch, loader, augmenter)
+
+
+def _augmented(
+    prepared: Prepared, parts: list[Indices], epoch: int, loader: LoaderSettings, augmenter: Augmenter
+) -> Generator[Batch, None, None]:
+    """With mixup, each micro-batch is read, flipped, cropped and cut together with its partners, then mixed."""
+    counts = [len(part) for part in parts]
+    if augmenter.mixes:
+        parts = [np.concatenate([part, augmenter.partners(part, epoch)]) for part in parts]
+    classes = len(prepared.info.classes)
+    with closing(batches_of(prepared, parts, loader)) as stream:
+        for (raw, labels), ids, count in zip(stream, parts, counts, strict=True):
+            changed = augmenter.apply(raw, ids, epoch)
+            if augmenter.mixes:
+                images, partners = changed[:count], changed[count:]
+                yield augmenter.mix(images, partners, labels[:count], labels[count:], ids[:count], epoch, classes)
+            else:
+                yield changed, labels
+
+
+def _order(prepared: Prepared, sizes: Sequence[int], seed: int, epoch: int) -> Indices:
+    train = prepared.indices("train")
+    if sum(sizes) != len(train):
+        raise ValueError(
+            f"windows must hold each of the {len(train)} train samples once; their sizes sum to {sum(sizes)}"
+        )
+    return epoch_order(train, seed, epoch)
