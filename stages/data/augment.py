@@ -134,9 +134,9 @@ def cut_out(raw: Tensor, row: Tensor, column: Tensor, side: int) -> Tensor:
 
     It spans rows row - side // 2 to row - side // 2 + side - 1, and the columns likewise.
     """
-    rows = _spanned(row, side, raw.shape[1])
-    columns = _spanned(column, side, raw.shape[2])
-    return raw.masked_fill((rows[:, :, None] & columns[:, None, :]).unsqueeze(3), 0)
+    images = torch.arange(len(raw), device=raw.device)[:, None, None]
+    rows, columns = _spanned(row, side, raw.shape[1])[:, :, None], _spanned(column, side, raw.shape[2])[:, None, :]
+    return raw.index_put((images, rows, columns), raw.new_zeros(()))
 
 
 def symmetric_beta_quantiles(alpha: float, points: int = 1 << 15) -> tuple[_Reals, _Reals]:
@@ -153,10 +153,9 @@ def symmetric_beta_quantiles(alpha: float, points: int = 1 << 15) -> tuple[_Real
 
 
 def _spanned(centre: Tensor, side: int, length: int) -> Tensor:
-    """Which of `length` places lie in the span of `side` around each centre, bool (n, length)."""
-    places = torch.arange(length, device=centre.device)
-    start = (centre - side // 2)[:, None]
-    return (places >= start) & (places < start + side)
+    """The `side` places around each centre, int64 (n, side); those beyond the border fall onto it."""
+    places = (centre - side // 2)[:, None] + torch.arange(side, device=centre.device)
+    return places.clamp(0, length - 1)
 
 
 def _one_hot(labels: Tensor, classes: int) -> Tensor:

@@ -3,10 +3,12 @@
 Which samples come, and how they are augmented, depends on (seed, epoch, sample) alone: not on workers, on the
 micro-batch, or on where it starts.
 
+Of 61 train samples the last window holds 5, which are one micro-batch: none is left alone.
+
 >>> sizes = window_sizes(samples=len(prepared.indices("train")), batch_size=8)
 >>> settings = {"epoch": 1, "seed": 0, "micro_batch": 4, "loader": LoaderSettings(), "augmenter": None}
 >>> [len(labels) for raw, labels in feed(prepared, sizes, first_window=len(sizes) - 2, **settings)]
-[4, 4, 4, 2]
+[4, 4, 5]
 """
 
 from collections.abc import Generator, Sequence
