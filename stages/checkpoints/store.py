@@ -25,6 +25,7 @@ from stages.runtime.progress import say
 KEPT = 3
 """Checkpoints that are kept, beside the best."""
 
+_KEPT_TOO = ("best_step", "anchor_step")
 _POLL_S = 0.2
 
 
@@ -41,6 +42,12 @@ class Saved:
     def meta(self) -> dict[str, Any]:
         """What the checkpoint says of itself."""
         return dict(self.payload["meta"])
+
+    @property
+    def anchor_step(self) -> int:
+        """Of the checkpoint to roll back to; this one, where it names none."""
+        anchor = self.meta.get("anchor_step")
+        return self.step if anchor is None else int(anchor)
 
 
 class Store:
@@ -119,20 +126,33 @@ class Store:
         self._adopt(other.path.parent)
         return _newest(self.folder)
 
-    def save(self, step: int, payload: Mapping[str, Any], meta: Mapping[str, Any], best_step: int | None) -> Path:
+    def save(
+        self,
+        step: int,
+        payload: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        best_step: int | None,
+        anchor_step: int | None = None,
+    ) -> Path:
         """Writes a checkpoint durably, then drops those that are not kept. Raises `OSError` on a full disk.
 
-        `best_step` names the checkpoint (of this or an earlier step) that holds the best weights so far.
+        `best_step` names the checkpoint (of this or an earlier step) that holds the best weights so far, `anchor_step`
+        the one to which a training rolls back; both are kept.
         """
         full = {**self.about, **meta, "stage": self.stage, "fingerprint": self.fingerprint, "code": self.code}
-        full |= {"versions": self.libraries, "step": step, "best_step": best_step}
+        full |= {"versions": self.libraries, "step": step, "best_step": best_step, "anchor_step": anchor_step}
         buffer = io.BytesIO()
         torch.save({**payload, "meta": full}, buffer)
         content = buffer.getvalue()
         path = self.folder / f"step-{step:09d}.pt"
         path.with_suffix(".json").unlink(missing_ok=True)
         write_bytes(path, content)
-        seal = {"sha256": sha256_bytes(content), "best_step": best_step, "status": meta["status"]}
+        seal = {
+            "sha256": sha256_bytes(content),
+            "best_step": best_step,
+            "anchor_step": anchor_step,
+            "status": meta["status"],
+        }
         write_json(path.with_suffix(".json"), seal)
         self._drop(step)
         return path
@@ -151,7 +171,8 @@ class Store:
     def _drop(self, newest: int) -> None:
         steps = [step for step in _steps(self.folder) if step <= newest]
         kept = set(steps[:KEPT])
-        kept |= {best for step in steps[:KEPT] if (best := _seal(self.folder, step).get("best_step")) is not None}
+        seals = [_seal(self.folder, step) for step in steps[:KEPT]]
+        kept |= {step for seal in seals for name in _KEPT_TOO if (step := seal.get(name)) is not None}
         for step in _steps(self.folder):
             if step not in kept:  # Also later ones: they were refused, or the run went back behind them.
                 for suffix in (".json", ".pt"):

@@ -1,25 +1,28 @@
 """The one loop: trains a teacher, a student, or a pruned network; stops and resumes at any step, bit for bit."""
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from stages.data.loaders import batches, epoch_order
 from stages.runtime import stopping
 from stages.runtime.exits import BadParams, Stopped, as_stage_error
 from stages.runtime.progress import track
+from stages.training.activation_checkpointing import checkpointed
+from stages.training.batch_search import smaller
 from stages.training.device import seed_step
 from stages.training.evaluate import Evaluation, evaluate
+from stages.training.feed import Batch, feed
 from stages.training.history import NonFinite, Step
 from stages.training.job import Fitted, Job, Loss, cross_entropy
-from stages.training.run import Run, reuse
-from stages.training.schedule import warmup_cosine
-from stages.training.windows import Batch, join_single, window_sizes
+from stages.training.memory import is_out_of_memory
+from stages.training.outcome import Scored, reuse
+from stages.training.run import Run
+from stages.training.windows import micro_sizes
 
 __all__ = ["Evaluation", "Fitted", "Job", "Loss", "fit"]
 
@@ -39,88 +42,167 @@ def fit(job: Job) -> Fitted:
 
 
 def _train(job: Job) -> Fitted:
-    samples = len(job.prepared.indices("train"))
-    plan = window_sizes(samples, job.settings.batch_size, job.micro_batch)
-    run = Run.start(job, steps_per_epoch=len(plan))
+    run = Run.start(job)
+    with _saved_on_stop(run), checkpointed(job.module, enabled=job.settings.activation_checkpointing):
+        while run.goes_on:
+            lost: NonFinite | None = None
+            try:
+                started = time.monotonic()
+                _epoch(job, run)
+                run.end_epoch(_validate(job, run), time.monotonic() - started)
+            except NonFinite as error:
+                lost = error
+            if lost is not None and not run.roll_back(lost):
+                return run.finish("stopped", f"{lost.what} at step {lost.step}")
+    ended = run.condition.ended
+    return run.finish(run.condition.end_status, ended or f"all {job.settings.epochs} epochs")
+
+
+def _epoch(job: Job, run: Run) -> None:
+    """The windows of the epoch that are still to do. Where memory runs out, from that window on with less at a time."""
     loss = job.loss or cross_entropy(job.settings.label_smoothing)
-    try:
-        with _saved_on_stop(run):
-            while run.epoch <= job.settings.epochs:
-                started, step_before = time.monotonic(), run.step
-                _steps(job, run, plan, loss)
-                run.end_epoch(_validate(job), time.monotonic() - started, run.step - step_before)
-    except NonFinite as error:
-        return run.finish("stopped", f"{error.what} at step {error.step}")
-    return run.finish("finished", f"all {job.settings.epochs} epochs")
-
-
-def _steps(job: Job, run: Run, plan: list[list[int]], loss: Loss) -> None:
-    """The optimizer steps of the epoch that are still to do; of the samples that are done none is read."""
-    left = plan[run.window :]
-    order = epoch_order(job.prepared.indices("train"), job.seed, run.epoch)[run.window * job.settings.batch_size :]
     job.module.train()
-    with closing(join_single(batches(job.prepared, order, job.micro_batch, job.loader), job.micro_batch)) as stream:
-        for sizes in track(left, f"{job.name}: epoch {run.epoch}, steps", total=len(left)):
-            _step(job, run, loss, sizes, stream)
+    while not _windows(job, run, loss):  # The failed pass is left behind here: what it held is free again.
+        _take_less_at_a_time(job, run)
+    run.flush()
+
+
+def _windows(job: Job, run: Run, loss: Loss) -> bool:
+    """Takes windows until the epoch's last one; False as soon as memory ran out. Reads no sample that is done."""
+    left = range(run.window, len(run.parts.sizes))
+    with closing(_stream(job, run)) as stream:
+        for window in track(left, f"{job.name}: epoch {run.epoch}, steps"):
+            if not _window(job, run, loss, run.parts.sizes[window], stream):
+                return False
             if stopping.requested():
                 raise stopping.StopRequested
-    run.history.flush()
+    return True
 
 
-def _step(job: Job, run: Run, loss: Loss, sizes: list[int], stream: Iterator[Batch]) -> None:
-    """One optimizer step on one window of micro-batches: its gradient is that of the window as one batch."""
-    lr = warmup_cosine(run.step, run.total_steps, run.warmup_steps, job.settings.lr)
+def _stream(job: Job, run: Run) -> Generator[Batch, None, None]:
+    return feed(
+        job.prepared,
+        run.parts.sizes,
+        first_window=run.window,
+        epoch=run.epoch,
+        seed=job.seed,
+        micro_batch=run.condition.micro_batch,
+        loader=job.loader,
+        augmenter=run.parts.augmenter,
+    )
+
+
+def _window(job: Job, run: Run, loss: Loss, samples: int, stream: Iterator[Batch]) -> bool:
+    """One optimizer step on one window. False when memory ran out: then it is as if the window had not begun."""
     seed_step(job.seed, run.step, job.device)
-    record = Step(run.epoch, run.step + 1, lr, sizes)
-    samples = sum(sizes)
-    for raw, labels in islice(stream, len(sizes)):
+    condition = run.condition
+    clip_norm = job.settings.clip_norm if condition.clipping else None
+    sizes = micro_sizes(samples, condition.micro_batch)
+    record = Step(run.epoch, run.step + 1, run.learning_rate(), clip_norm, sizes)
+    run.parts.buffers.keep()
+    try:
+        _gradients(job, run, loss, record, samples, stream)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        _update(run, record)
+        return True
+    run.parts.optimizer.zero_grad(set_to_none=True)
+    run.parts.buffers.put_back()
+    return False
+
+
+def _gradients(job: Job, run: Run, loss: Loss, record: Step, samples: int, stream: Iterator[Batch]) -> None:
+    """Adds up the gradient of the window's mean loss over its micro-batches: that of the window as one batch."""
+    precision, forward = run.parts.precision, run.parts.forward
+    waited = time.perf_counter()
+    for raw, labels in islice(stream, len(record.sizes)):
+        run.timings.waited_s += time.perf_counter() - waited
         raw, labels = raw.to(job.device, non_blocking=True), labels.to(job.device, non_blocking=True)
         with _blaming_network(job, len(labels)):
-            logits = job.module(job.preprocess(raw))
-            mean = loss(logits, labels, raw)  # What does not fit the labels is the network's fault too.
-            torch.autograd.backward(mean * (len(labels) / samples))  # Each sample weighs the same in the window's mean.
+            with precision.forward():
+                logits = forward(job.preprocess(raw))
+                mean = loss(logits, labels, raw)  # What does not fit the labels is the network's fault too.
+            precision.backward(mean * (len(labels) / samples))  # Each sample weighs the same in the window's mean.
         record.losses.append(mean.detach())
-        record.correct.append((logits.detach().argmax(dim=1) == labels).sum())
-    record.grad_norm = _clip(run, job.settings.clip_norm)
-    for group in run.optimizer.param_groups:
-        group["lr"] = lr
-    run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
+        record.predicted.append(logits.detach().argmax(dim=1))
+        record.labels.append(labels if labels.ndim == 1 else labels.argmax(dim=1))
+        waited = time.perf_counter()
+
+
+def _update(run: Run, record: Step) -> None:
+    """Clips, takes the optimizer's step (unless float16 overflowed), and records it."""
+    parts, optimizer = run.parts, run.parts.optimizer
+    parts.precision.unscale(optimizer)
+    record.grad_norm = get_total_norm([one.grad for one in parts.parameters if one.grad is not None])
+    record.skipped = parts.precision.overflowed(record.grad_norm)
+    watched = parts.layers if run.records_layers() and not record.skipped else None
+    if watched is not None:
+        watched.before()
+    if not record.skipped:
+        if record.clip_norm is not None:
+            clip_grads_with_norm_(parts.parameters, record.clip_norm, record.grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = record.lr * group["lr_scale"]
+        optimizer.step()
+        if parts.average is not None:
+            parts.average.update(run.step + 1 - run.condition.skipped)
+    if watched is not None:
+        record.layers = watched.after()
+    optimizer.zero_grad(set_to_none=True)
     run.advance(record)
 
 
-def _clip(run: Run, clip_norm: float | None) -> torch.Tensor:
-    """The total gradient norm before clipping, left on the device."""
-    gradients = [parameter.grad for parameter in run.parameters if parameter.grad is not None]
-    norm = get_total_norm(gradients)
-    if clip_norm is not None:
-        clip_grads_with_norm_(run.parameters, clip_norm, norm)
-    return norm
+def _take_less_at_a_time(job: Job, run: Run) -> None:
+    """Half the micro-batch, or the largest divisor of the batch below. Raises `BadParams` when it is one sample."""
+    size = run.condition.micro_batch
+    less = smaller(job.settings.batch_size, size) if job.settings.recovery.halve_micro_batch else None
+    if less is None:
+        raise BadParams(
+            f"{job.name}: {size} samples do not fit into the memory of {job.device}; lower "
+            "find_batch_size.memory_budget_mib or set find_batch_size.fixed_micro_batch, or take a smaller network"
+        )
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+    run.halve_micro_batch(less)
 
 
-def _validate(job: Job) -> Evaluation:
-    return evaluate(
+def _validate(job: Job, run: Run) -> Scored:
+    score = partial(
+        evaluate,
         job.module,
         job.preprocess,
         job.prepared,
         "val",
-        batch_size=job.micro_batch,
+        batch_size=run.condition.micro_batch,
         loader=job.loader,
         around=partial(_blaming_network, job),
     )
+    average = run.parts.average
+    with average.in_place() if average is not None else nullcontext():
+        of_average = score() if average is not None else None
+    return Scored(score(), of_average)
 
 
 @contextmanager
 def _saved_on_stop(run: Run) -> Iterator[None]:
-    """A stop is seen only between steps and validation batches; there it saves and ends the stage with 75."""
-    with stopping.polled():
-        try:
-            yield
-        except stopping.StopRequested:
-            run.save()
-            raise Stopped(
-                f"stopped on request after step {run.step} of {run.total_steps}, saved; run again to go on"
-            ) from None
+    """A stop is seen only between steps and validation batches; there it saves and ends the stage with 75.
+
+    However it ends, nothing is left half-written: a save in the background is waited for.
+    """
+    try:
+        with stopping.polled():
+            try:
+                yield
+            except stopping.StopRequested:
+                with suppress(NonFinite):  # A bad state is not saved; the checkpoint before it is gone on from.
+                    run.save(due=False, wait=True)
+                raise Stopped(
+                    f"stopped on request after step {run.step} of {run.parts.total_steps}, saved; run again to go on"
+                ) from None
+    finally:
+        run.saver.wait()
 
 
 @contextmanager
@@ -128,13 +210,8 @@ def _blaming_network(job: Job, samples: int) -> Iterator[None]:
     """What the network raises is the user's to mend: one sentence, no traceback. What the system raises stays as is."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise BadParams(
-            f"{job.name}: {samples} samples do not fit into the memory of {job.device}; lower "
-            "find_batch_size.memory_budget_mib or set find_batch_size.fixed_micro_batch"
-        ) from error
     except Exception as error:
-        if isinstance(error, OSError) or as_stage_error(error) is not None:
+        if isinstance(error, OSError) or is_out_of_memory(error) or as_stage_error(error) is not None:
             raise
         said = " ".join(str(error).split())[:300]
         raise BadParams(

@@ -8,17 +8,25 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stages.runtime.files import read_json, write_bytes, write_json
+from stages.training.layers import LayerNorms
 
-META, STEPS, EPOCHS, CURVES = "meta.json", "steps.jsonl", "epochs.jsonl", "curves.csv"
+META, CURVES = "meta.json", "curves.csv"
+STEPS, EPOCHS, LAYERS, EVENTS = "steps.jsonl", "epochs.jsonl", "layers.jsonl", "events.jsonl"
+GROWING = (STEPS, EPOCHS, LAYERS, EVENTS)
 EPOCH_COLUMNS = ("epoch", "step", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "val_macro_f1")
+"""Of every epoch's row, and of curves.csv; a row of epochs.jsonl may hold more."""
+
+Row = dict[str, Any]
 
 
 def number(value: float) -> float | str:
@@ -33,136 +41,197 @@ class Step:
     epoch: int
     step: int
     lr: float
+    clip_norm: float | None
+    """Bound of this step; None: not clipped."""
+
     sizes: list[int]
     losses: list[Tensor] = field(default_factory=list)
-    correct: list[Tensor] = field(default_factory=list)
+    predicted: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
     grad_norm: Tensor | None = None
+    layers: LayerNorms | None = None
+    skipped: bool = False
+    """Not taken, since float16 overflowed."""
 
 
 @dataclass
 class Sums:
     """Running sums over the epoch's steps so far."""
 
+    classes: int
     loss: float = 0.0
-    correct: int = 0
-    samples: int = 0
+    confusion: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Counts (classes, classes), [actual][predicted], on the CPU."""
+
+    def __post_init__(self) -> None:
+        if not len(self.confusion):
+            self.confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
+
+    def add(self, labels: Tensor, predicted: Tensor) -> None:
+        """Counts a block of answers, both int64 (n,)."""
+        cells = (labels * self.classes + predicted).cpu().numpy()
+        counts = np.bincount(cells, minlength=self.classes**2)
+        self.confusion += torch.from_numpy(counts).view(self.classes, self.classes)
 
 
 class NonFinite(Exception):
     """A recorded step had a loss or gradient norm that is NaN or infinite. The step is the last one in the history."""
 
-    def __init__(self, step: int, what: str) -> None:
+    def __init__(self, step: int, epoch: int, what: str) -> None:
         self.step = step
+        self.epoch = epoch
         self.what = what
         super().__init__(f"{what} at step {step}")
 
 
 class History:
-    """Writes steps.jsonl and epochs.jsonl in a working folder; `seal` completes them."""
+    """Writes the growing files in a working folder; `seal` completes them."""
 
-    def __init__(self, folder: Path, clip_norm: float | None, flush_every: int, *, stop_on_nan: bool) -> None:
+    def __init__(self, folder: Path, classes: int, layer_names: Sequence[str]) -> None:
         self.folder = folder
-        self.clip_norm = clip_norm
-        self.flush_every = flush_every
-        self.stop_on_nan = stop_on_nan
-        self.sums = Sums()
+        self.classes = classes
+        self.sums = Sums(classes)
+        self._layer_names = list(layer_names)
         self._pending: list[Step] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def step(self, step: Step) -> None:
-        """Takes a step; writes a block when enough have come. Raises `NonFinite` as `flush` does."""
+        """Takes a step."""
         self._pending.append(step)
-        if len(self._pending) >= self.flush_every:
-            self.flush()
 
-    def flush(self) -> None:
-        """Writes what is pending. With `stop_on_nan`, raises `NonFinite` at the first bad step.
+    def __len__(self) -> int:
+        """Steps that wait to be written."""
+        return len(self._pending)
 
-        What came after it in the block is dropped, so that the history does not depend on the block's length.
+    def flush(self, *, raise_on_nan: bool) -> list[Row]:
+        """Writes what is pending and returns its rows. May raise `NonFinite` at the first bad step.
+
+        What came after it in the block is dropped, so that the history does not depend on the block's length. A
+        gradient norm that overflowed in a skipped step is no fault.
         """
         if not self._pending:
-            return
+            return []
         pending, self._pending = self._pending, []
         losses = torch.stack([loss for step in pending for loss in step.losses]).double().tolist()
-        correct = torch.stack([right for step in pending for right in step.correct]).tolist()
         norms = torch.stack([step.grad_norm for step in pending if step.grad_norm is not None]).double().tolist()
-        lines, bad, at = [], None, 0
+        rows, bad, at = [], None, 0
         for step, norm in zip(pending, norms, strict=True):
             micro = range(at, at + len(step.sizes))
             at += len(step.sizes)
             loss_sum = sum(losses[i] * size for i, size in zip(micro, step.sizes, strict=True))
-            samples = sum(step.sizes)
             self.sums.loss += loss_sum
-            self.sums.correct += sum(correct[i] for i in micro)
-            self.sums.samples += samples
-            loss = loss_sum / samples
-            lines.append(self._row(step, loss, norm))
-            if self.stop_on_nan and not (math.isfinite(loss) and math.isfinite(norm)):
-                bad = NonFinite(step.step, f"loss {loss}, gradient norm {norm}")
+            loss = loss_sum / sum(step.sizes)
+            rows.append(_row(step, loss, norm))
+            if raise_on_nan and not (math.isfinite(loss) and (step.skipped or math.isfinite(norm))):
+                bad = NonFinite(step.step, step.epoch, f"loss {loss}, gradient norm {norm}")
                 break
-        self._append(STEPS, lines)
+        done = pending[: len(rows)]
+        self.sums.add(*(torch.cat([part for step in done for part in getattr(step, name)]) for name in _ANSWERS))
+        self._append(STEPS, rows)
+        self._append(LAYERS, [self._layer_row(step) for step in done if step.layers is not None])
         if bad is not None:
             raise bad
+        return rows
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def forget(self) -> None:
+        """Drops what is pending: the steps are taken again."""
+        self._pending = []
+
+    def epoch(self, row: Row) -> None:
         """Writes an epoch's row and starts new sums."""
-        self._append(EPOCHS, [{name: row[name] for name in EPOCH_COLUMNS}])
-        self.sums = Sums()
+        self._append(EPOCHS, [row])
+        self.sums = Sums(self.classes)
+
+    def event(self, row: Row) -> None:
+        """Writes an event: what was recovered from, when, on which samples."""
+        self._append(EVENTS, [row])
 
     def position(self) -> dict[str, int]:
-        """Lengths of the two files in bytes, made durable: for the checkpoint."""
-        return {name: self._sync(name) for name in (STEPS, EPOCHS)}
+        """Lengths of the files in bytes, for the checkpoint; durable after `sync`."""
+        return {name: self._size(name) for name in GROWING}
 
-    def rewind(self, position: dict[str, int]) -> None:
-        """Cuts the files back to a checkpoint's `position`."""
-        for name in (STEPS, EPOCHS):
+    def sync(self) -> None:
+        """Makes what is written durable."""
+        for name in GROWING:
+            with (self.folder / name).open("ab") as file:
+                os.fsync(file.fileno())
+
+    def rewind(self, position: dict[str, int], *, keep_events: bool = False) -> None:
+        """Cuts the files back to a checkpoint's `position`; what is pending is dropped."""
+        self.forget()
+        for name in GROWING:
+            if keep_events and name == EVENTS:
+                continue
             with (self.folder / name).open("ab") as file:
                 file.truncate(position.get(name, 0))
 
-    def seal(self, meta: dict[str, Any]) -> None:
+    def seal(self, meta: Row) -> None:
         """Writes meta.json: the history is complete, `copy_published` may take it."""
         write_json(self.folder / META, meta)
 
-    def _row(self, step: Step, loss: float, norm: float) -> dict[str, Any]:
-        clipped = self.clip_norm is not None and norm > self.clip_norm
-        row = {"step": step.step, "epoch": step.epoch, "lr": step.lr, "loss": number(loss)}
-        return {**row, "grad_norm": number(norm), "clipped": clipped}
+    def _layer_row(self, step: Step) -> Row:
+        norms = step.layers
+        if norms is None:
+            raise RuntimeError("no layers were recorded")
+        columns = zip(norms.grads.tolist(), norms.weights.tolist(), norms.updates.tolist(), strict=True)
+        layers = {
+            name: {
+                "grad_norm": number(grad),
+                "weight_norm": number(weight),
+                "update_ratio": number(update / weight) if weight else None,
+            }
+            for name, (grad, weight, update) in zip(self._layer_names, columns, strict=True)
+        }
+        return {"step": step.step, "epoch": step.epoch, "layers": layers}
 
-    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    def _append(self, name: str, rows: list[Row]) -> None:
+        if rows:
+            with (self.folder / name).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
-    def _sync(self, name: str) -> int:
-        with (self.folder / name).open("ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
+    def _size(self, name: str) -> int:
+        path = self.folder / name
+        return path.stat().st_size if path.is_file() else 0
+
+
+_ANSWERS = ("labels", "predicted")
+
+
+def _row(step: Step, loss: float, norm: float) -> Row:
+    clipped = step.clip_norm is not None and norm > step.clip_norm and not step.skipped
+    row = {"step": step.step, "epoch": step.epoch, "lr": step.lr, "loss": number(loss)}
+    return {**row, "grad_norm": number(norm), "clipped": clipped, "skipped": step.skipped}
 
 
 def copy_published(source: Path, folder: Path) -> None:
     """Copies a finished history and writes its curves."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (META, STEPS, EPOCHS):
+    for name in (META, *GROWING):
         shutil.copyfile(source / name, folder / name)
-    rows = [json.loads(line) for line in (folder / EPOCHS).read_text(encoding="utf-8").splitlines()]
-    write_curves(folder / CURVES, rows)
+    write_curves(folder / CURVES, read_rows(folder / EPOCHS))
 
 
-def write_skipped(folder: Path, meta: dict[str, Any] | None = None) -> None:
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one of the growing files."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_skipped(folder: Path, meta: Row | None = None) -> None:
     """The history of a skipped stage: meta.json with status `skipped`, no rows."""
     write_json(folder / META, {**(meta or {}), "task": "classification", "status": "skipped"})
-    for name in (STEPS, EPOCHS):
+    for name in GROWING:
         write_bytes(folder / name, b"")
     write_curves(folder / CURVES, [])
 
 
-def write_curves(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_curves(path: Path, rows: list[Row]) -> None:
     """The epochs' columns as CSV, for `dvc plots`."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, EPOCH_COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, EPOCH_COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> Row:
     """meta.json of a history."""
     return dict(read_json(folder / META))

@@ -69,13 +69,24 @@ class Fitted:
     lineage: list[Any]
     """Segments of `stages.checkpoints.lineage`."""
 
+    weights: str = "raw"
+    """Which were better: `raw`, or `ema` for their moving average."""
+
+    micro_batch: int = 0
+    """Samples per forward pass at the end: smaller than at the start where memory ran out."""
+
     reused: bool = False
     """A finished run's result was taken; nothing was trained."""
 
     @property
     def run(self) -> dict[str, JsonValue]:
         """For `Result.run`: who made which steps, and whether different code did."""
-        return {"lineage": self.lineage, "mixed": is_mixed(self.lineage), "reused": self.reused}
+        return {
+            "lineage": self.lineage,
+            "mixed": is_mixed(self.lineage),
+            "reused": self.reused,
+            "weights": self.weights,
+        }
 
 
 def cross_entropy(label_smoothing: float) -> Loss:

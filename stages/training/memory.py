@@ -43,3 +43,8 @@ def reset_peak(device: torch.device) -> None:
             _CLEAR_REFS.write_text("5")
         except OSError:  # Not permitted in some containers: a former, larger probe then still counts.
             return
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the device's or the process's memory ran out."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

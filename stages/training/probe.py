@@ -25,9 +25,9 @@ from stages.models.registry import build
 from stages.runtime import seeds
 from stages.runtime.exits import BadParams
 from stages.training.device import best_device, key_of
-from stages.training.memory import budget_mib, peak_mib, reset_peak
+from stages.training.memory import budget_mib, is_out_of_memory, peak_mib, reset_peak
 from stages.training.optimizers import optimizer
-from stages.training.windows import window_sizes
+from stages.training.windows import micro_sizes, window_sizes
 
 STEPS = 2
 """Full steps per probe: optimizers allocate their state in the first one."""
@@ -68,12 +68,13 @@ def main(requests: TextIO, replies: TextIO) -> None:
 def probe(setup: Setup, micro_batch: int, device: torch.device) -> dict[str, Any]:
     """Two full steps on the largest batch that training forms; with AdamW, which keeps the most state."""
     module = build(Model(**setup.model), tuple(setup.shape), setup.classes).to(device)
-    largest = max(size for window in window_sizes(setup.samples, setup.batch_size, micro_batch) for size in window)
+    windows = window_sizes(setup.samples, setup.batch_size)
+    largest = max(size for window in windows for size in micro_sizes(window, micro_batch))
     reset_peak(device)
     try:
         step_ms = _steps(setup, module, largest, device)
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             return {"fits": False}
         said = " ".join(str(error).split())[:300]
         raise BadParams(
@@ -85,7 +86,7 @@ def probe(setup: Setup, micro_batch: int, device: torch.device) -> dict[str, Any
 def _steps(setup: Setup, module: nn.Module, samples: int, device: torch.device) -> float:
     channels = setup.shape[-1]
     preprocess = Preprocess([0.0] * channels, [1.0] * channels, 1.0, setup.shape).to(device)
-    adamw = optimizer(module.train(), Fit(optimizer="adamw"))
+    adamw = optimizer(module.train(), Fit(optimizer="adamw"), total_steps=STEPS)
     raw = torch.zeros((samples, *setup.shape), dtype=getattr(torch, setup.dtype))
     labels = torch.arange(samples) % setup.classes
     step_ms = 0.0
@@ -98,10 +99,6 @@ def _steps(setup: Setup, module: nn.Module, samples: int, device: torch.device) 
         loss.item()  # Waits for the device.
         step_ms = (time.perf_counter() - started) * 1000
     return step_ms
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _answer(replies: TextIO, values: Mapping[str, Any]) -> None:

@@ -1,38 +1,27 @@
-"""The state of a training under way: position, optimizer, best score; how it is saved, resumed and finished."""
+"""The state of a training under way: position, best score, recoveries; how it is saved, resumed and rolled back."""
 
 import copy
-import json
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from stages.checkpoints import lineage
+from stages.checkpoints.background import Saver
 from stages.checkpoints.store import Saved
 from stages.runtime.progress import say
-from stages.training.evaluate import Evaluation, evaluate
-from stages.training.history import History, Step, Sums, copy_published, number
+from stages.training.evaluate import Evaluation, macro_f1
+from stages.training.feed import window_ids
+from stages.training.history import History, NonFinite, Row, Step, Sums, copy_published, number
 from stages.training.job import Fitted, Job
-from stages.training.optimizers import optimizer
-from stages.training.schedule import warmup_steps
+from stages.training.machinery import Machinery
+from stages.training.outcome import Best, Scored, fitted, history_meta, take
+from stages.training.recovery import LOOK_EVERY, Condition, anomaly_around, look_at_norms
+from stages.training.timings import Timings
+from stages.training.watching import after_epoch
 
-TIMINGS = "timings.jsonl"
-"""Beside the checkpoints: seconds and samples per second of each epoch. They vary, so they are no part of history."""
-
-
-@dataclass
-class Best:
-    """The best epoch so far by validation."""
-
-    epoch: int
-    """Counted from 1; 0: the starting weights."""
-
-    step: int
-    """Of the checkpoint that holds the weights."""
-
-    val: Evaluation | None
+SHOWN_CLASSES = 100
+"""With more classes an epoch's row leaves the confusion matrices out."""
 
 
 @dataclass
@@ -40,189 +29,243 @@ class Run:
     """Where a training stands. `epoch` counts from 1; `window` are the epoch's steps that are done, `step` all."""
 
     job: Job
-    optimizer: torch.optim.Optimizer
-    parameters: list[nn.Parameter]
+    parts: Machinery
     history: History
-    segments: list[lineage.Segment]
-    steps_per_epoch: int
-    total_steps: int
-    warmup_steps: int
-    epoch: int
-    window: int
-    step: int
-    best: Best
+    timings: Timings
+    saver: Saver
+    condition: Condition
+    best: Best = field(default_factory=Best)
+    segments: list[lineage.Segment] = field(default_factory=list)
+    epoch: int = 1
+    window: int = 0
+    step: int = 0
+    anchor: int = 0
+    """Step of the checkpoint to roll back to: the last one that was due, not one made by a stop."""
 
     @classmethod
-    def start(cls, job: Job, steps_per_epoch: int) -> "Run":
+    def start(cls, job: Job) -> "Run":
         """From the newest checkpoint, or from the beginning; then the starting weights are the first checkpoint."""
-        settings = job.settings
-        total = settings.epochs * steps_per_epoch
         saved = job.store.latest()
-        history = History(job.store.history, settings.clip_norm, settings.log_every_steps, stop_on_nan=job.stop_on_nan)
+        parts = Machinery.build(job)
         run = cls(
             job=job,
-            optimizer=optimizer(job.module, settings),
-            parameters=[parameter for parameter in job.module.parameters() if parameter.requires_grad],
-            history=history,
-            segments=[],
-            steps_per_epoch=steps_per_epoch,
-            total_steps=total,
-            warmup_steps=warmup_steps(total, 0.1 if settings.warmup_share is None else settings.warmup_share),
-            epoch=1,
-            window=0,
-            step=0,
-            best=Best(epoch=0, step=0, val=None),
+            parts=parts,
+            history=History(job.store.history, len(job.prepared.info.classes), parts.layers.names),
+            timings=Timings(job.store.folder, job.device),
+            saver=Saver(job.store),
+            condition=Condition.start(job.settings, job.micro_batch),
         )
         if saved is not None:
             run._restore(saved)
+            say(f"{job.name}: goes on after step {run.step} of {parts.total_steps}")
         else:
-            history.rewind({})
+            run.history.rewind({})
         run.segments.append(lineage.begin(job.store.code, run.step))
         if saved is None:
             run.save()
         return run
 
+    @property
+    def goes_on(self) -> bool:
+        """False after the last epoch, or when a rule has ended the training."""
+        return self.epoch <= self.job.settings.epochs and not self.condition.ended
+
+    def learning_rate(self) -> float:
+        """Of the next step: the schedule's at the number of steps taken, times what recoveries have left of it."""
+        return self.parts.rate(self.step - self.condition.skipped) * self.condition.lr_factor
+
+    def records_layers(self) -> bool:
+        """Whether the layers of the next step are recorded: every so many steps, and around an anomaly."""
+        every, number = self.job.settings.layers_every_steps, self.step + 1
+        first, last = self.condition.watch_layers
+        return every is not None and (number % every == 0 or first <= number <= last)
+
     def advance(self, record: Step) -> None:
         """Counts a step that is done. Raises `NonFinite` when the block it completes holds a bad one."""
         self.step += 1
         self.window += 1
+        self.condition.skipped += record.skipped
         self.history.step(record)
-
-    def end_epoch(self, val: Evaluation, seconds: float, steps_done: int) -> None:
-        """Records the epoch, keeps the best, moves on to the next one, saves."""
-        sums = self.history.sums
-        train_loss, train_accuracy = sums.loss / sums.samples, sums.correct / sums.samples
-        self.history.epoch(
-            {
-                "epoch": self.epoch,
-                "step": self.step,
-                "train_loss": number(train_loss),
-                "train_accuracy": number(train_accuracy),
-                "val_loss": number(val.loss),
-                "val_accuracy": number(val.accuracy),
-                "val_macro_f1": number(val.macro_f1),
-            }
-        )
-        improved = is_better(val, self.best.val)
-        if improved:
-            self.best = Best(self.epoch, self.step, val)
-        self._time(seconds, steps_done)
-        say(
-            f"{self.job.name}: epoch {self.epoch} of {self.job.settings.epochs}: train loss {train_loss:.4f}, accuracy "
-            f"{train_accuracy:.2%}; validation loss {val.loss:.4f}, accuracy {val.accuracy:.2%} ({seconds:.1f} s)"
-        )
-        due = improved or self.epoch % self.job.settings.save_every_epochs == 0
-        self.epoch, self.window = self.epoch + 1, 0
-        if due and self.epoch <= self.job.settings.epochs:  # The last epoch is saved by `finish`.
+        self.timings.step(sum(record.sizes))
+        self.saver.poll()
+        looks, every = self.step % LOOK_EVERY == 0, self.job.settings.save_every_steps
+        if looks or len(self.history) >= self.job.settings.log_every_steps:
+            self.flush()
+        if looks:
+            self.condition.look(self.step)
+        if every and self.window % every == 0 and self.window < len(self.parts.sizes):
             self.save()
 
-    def save(self, status: str = "running", reason: str = "") -> None:
-        """Writes what is recorded, then a checkpoint. Raises `NonFinite` rather than save a bad state."""
-        self.history.flush()
+    def flush(self) -> None:
+        """Writes what is recorded and looks at it. Raises `NonFinite` where a lost loss is not to be gone on with."""
+        for event in look_at_norms(
+            self.condition, self.job.settings, self.history.flush(raise_on_nan=self._ends_on_nan)
+        ):
+            self._event(event)
+        self.timings.write(self.step)
+
+    @property
+    def _ends_on_nan(self) -> bool:
+        return self.job.stop_on_nan or self.condition.rollbacks < self.job.settings.recovery.max_rollbacks
+
+    def end_epoch(self, scored: Scored, seconds: float) -> None:
+        """Records the epoch, keeps the best, lets the rules look, moves on to the next one, saves."""
+        self.condition.look(self.step)
+        row = self._epoch_row(scored)
+        self.history.epoch(row)
+        improved = self.best.takes(scored, self.epoch, self.step)
+        self.timings.epoch(self.epoch, seconds, len(self.job.prepared.indices("train")))
+        average = "" if scored.average is None else f", of the average {scored.average.accuracy:.2%}"
+        say(
+            f"{self.job.name}: epoch {self.epoch} of {self.job.settings.epochs}: train loss {float(row['train_loss']):.4f}, "
+            f"accuracy {row['train_accuracy']:.2%}; validation loss {scored.raw.loss:.4f}, accuracy "
+            f"{scored.raw.accuracy:.2%}{average} ({seconds:.1f} s)"
+        )
+        for event in after_epoch(self.condition, self.job.settings, scored.better):
+            self._event({**event, "step": self.step, "epoch": self.epoch})
+        due = improved or self.epoch % self.job.settings.save_every_epochs == 0
+        self.epoch, self.window = self.epoch + 1, 0
+        if due and self.goes_on:  # The last state is saved by `finish`.
+            self.save()
+
+    def _epoch_row(self, scored: Scored) -> Row:
+        sums, val = self.history.sums, scored.raw
+        confusion = sums.confusion.tolist()
+        samples = int(sums.confusion.sum())
+        row: Row = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "train_loss": number(sums.loss / samples),
+            "train_accuracy": number(int(sums.confusion.trace()) / samples),
+            "val_loss": number(val.loss),
+            "val_accuracy": number(val.accuracy),
+            "val_macro_f1": number(val.macro_f1),
+            "train_macro_f1": number(macro_f1(confusion)),
+        }
+        if scored.average is not None:
+            row |= {"ema_val_loss": number(scored.average.loss), "ema_val_accuracy": number(scored.average.accuracy)}
+        if len(confusion) <= SHOWN_CLASSES:
+            row |= {"train_confusion": confusion, "val_confusion": [list(counts) for counts in val.confusion]}
+        return row
+
+    def save(self, status: str = "running", reason: str = "", *, due: bool = True, wait: bool = False) -> None:
+        """Writes what is recorded, then a checkpoint, in the background unless `wait`.
+
+        Raises `NonFinite` rather than save a bad state. One that is not `due` (a stop asked for it) is no place to
+        roll back to: otherwise a resumed run would roll back to another state than an unbroken one.
+        """
+        self.flush()
+        if due and self._ends_on_nan and not _all_finite(self.parts.parameters):
+            raise NonFinite(self.step, self.epoch, "weights that are not finite")
+        if due:
+            self.anchor = self.step
         if self.segments:
             self.segments[-1]["to_step"] = self.step
-        payload = {
+        self.saver.save(
+            self.step,
+            self._payload(),
+            self._about(status, reason),
+            best_step=self.best.step,
+            anchor_step=self.anchor,
+            before=self.history.sync,
+            wait=wait,
+        )
+
+    def _payload(self) -> dict[str, Any]:
+        parts, sums = self.parts, self.history.sums
+        return {
             "module": self.job.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": parts.optimizer.state_dict(),
+            "precision": parts.precision.state_dict(),
+            "average": None if parts.average is None else parts.average.state_dict(),
             "progress": {
                 "epoch": self.epoch,
                 "window": self.window,
-                "sums": asdict(self.history.sums),
+                "loss_sum": sums.loss,
+                "confusion": sums.confusion,
                 "position": self.history.position(),
+                "condition": self.condition.as_dict(),
             },
         }
-        about = {
+
+    def _about(self, status: str, reason: str) -> dict[str, Any]:
+        return {
             "status": status,
             "reason": reason,
             "epoch": min(self.epoch, self.job.settings.epochs),
-            "total_steps": self.total_steps,
-            "micro_batch": self.job.micro_batch,
+            "total_steps": self.parts.total_steps,
+            "micro_batch": self.condition.micro_batch,
             "device": str(self.job.device),
             "best": asdict(self.best),
-            "lineage": self.segments,
+            "lineage": copy.deepcopy(self.segments),
         }
-        self.job.store.save(self.step, payload, about, best_step=self.best.step)
+
+    def _restore(self, saved: Saved, *, keep_events: bool = False) -> None:
+        progress, about, parts = saved.payload["progress"], saved.meta, self.parts
+        self.job.module.load_state_dict(saved.payload["module"])
+        parts.optimizer.load_state_dict(copy.deepcopy(saved.payload["optimizer"]))  # Out of the mapped file.
+        parts.precision.load_state_dict(saved.payload["precision"])
+        if parts.average is not None:
+            parts.average.load_state_dict(saved.payload["average"])
+        self.epoch, self.window, self.step = progress["epoch"], progress["window"], saved.step
+        self.history.sums = Sums(self.history.classes, progress["loss_sum"], progress["confusion"].clone())
+        self.history.rewind(progress["position"], keep_events=keep_events)
+        self.condition = Condition.from_dict(progress["condition"])
+        self.best = Best.from_dict(about["best"])
+        self.anchor = saved.anchor_step
+        if not keep_events:
+            self.segments = list(about["lineage"])
+
+    def halve_micro_batch(self, to: int) -> None:
+        """After memory ran out: the same windows in smaller micro-batches, for the rest of the training."""
+        former, self.condition.micro_batch = self.condition.micro_batch, to
+        self.condition.anomaly = True
+        ids = self._ids(self.epoch, self.window)
+        what = f"micro-batch {former} did not fit into memory; going on with {to}, the effective batch stays"
+        self._event({"kind": "out_of_memory", "step": self.step + 1, "epoch": self.epoch, "what": what, "samples": ids})
+
+    def roll_back(self, lost: NonFinite) -> bool:
+        """Back to the last good checkpoint with half the learning rate; False when the tries are used up."""
+        former, most = self.condition, self.job.settings.recovery.max_rollbacks
+        if former.rollbacks >= most:
+            return False
+        self.saver.wait()
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        self._restore(self.job.store.load(self.anchor), keep_events=True)
+        self.condition.rollbacks = former.rollbacks + 1
+        self.condition.lr_factor = former.lr_factor * 0.5
+        self.condition.micro_batch = former.micro_batch
+        self.condition.watch_layers = anomaly_around(lost.step)
+        what = (
+            f"{lost.what}; back to step {self.step}, learning rate times {self.condition.lr_factor:g} from there on "
+            f"(rollback {self.condition.rollbacks} of {most})"
+        )
+        ids = self._ids(lost.epoch, (lost.step - 1) % len(self.parts.sizes))
+        self._event({"kind": "rollback", "step": lost.step, "epoch": lost.epoch, "what": what, "samples": ids})
+        return True
 
     def finish(self, status: str, reason: str) -> Fitted:
         """Publishes the history, marks the run as ended, and leaves the best weights in the module."""
-        if status == "stopped":  # The present state is bad: it is not saved.
-            self._take_best()
-        self.history.seal(self._history_meta(status, reason))
-        self.save(status, reason)
+        self.saver.wait()
+        if status == "stopped":  # The present state may be bad: it is not saved.
+            take(self.job, self.best)
+        self.history.seal(history_meta(self.job, self.parts, self.best, self.condition, status, reason))
+        self.save(status, reason, due=False, wait=True)
         copy_published(self.history.folder, self.job.history)
-        self._take_best()
-        return _fitted(self.job, status, reason, self.best, self.segments, reused=False)
+        return fitted(self.job, status, reason, self.best, self.segments, self.condition, reused=False)
 
-    def _take_best(self) -> None:
-        self.job.module.load_state_dict(self.job.store.load(self.best.step).payload["module"])
+    def _event(self, event: Row) -> None:
+        self.history.event({"samples": self._ids(event["epoch"], (event["step"] - 1) % len(self.parts.sizes)), **event})
+        say(f"{self.job.name}: step {event['step']}: {event['kind'].replace('_', ' ')}: {event['what']}")
 
-    def _restore(self, saved: Saved) -> None:
-        progress, about = saved.payload["progress"], saved.meta
-        self.job.module.load_state_dict(saved.payload["module"])
-        self.optimizer.load_state_dict(copy.deepcopy(saved.payload["optimizer"]))  # Out of the mapped file.
-        self.epoch, self.window, self.step = progress["epoch"], progress["window"], saved.step
-        self.history.sums = Sums(**progress["sums"])
-        self.history.rewind(progress["position"])
-        self.best = _best(about["best"])
-        self.segments = list(about["lineage"])
-        say(f"{self.job.name}: goes on after step {self.step} of {self.total_steps}")
-
-    def _history_meta(self, status: str, reason: str) -> dict[str, Any]:
-        settings = self.job.settings
-        return {
-            "task": "classification",
-            "classes": len(self.job.prepared.info.classes),
-            "epochs": settings.epochs,
-            "steps_per_epoch": self.steps_per_epoch,
-            "train_samples": len(self.job.prepared.indices("train")),
-            "optimizer": settings.optimizer,
-            "lr": settings.lr,
-            "clip_norm": settings.clip_norm,
-            "status": status,
-            "reason": reason,
-            "best_epoch": self.best.epoch,
-        }
-
-    def _time(self, seconds: float, steps_done: int) -> None:
-        samples = min(steps_done * self.job.settings.batch_size, len(self.job.prepared.indices("train")))
-        row = {"epoch": self.epoch, "seconds": round(seconds, 4), "samples_per_s": round(samples / seconds, 1)}
-        with (self.job.store.folder / TIMINGS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    def _ids(self, epoch: int, window: int) -> list[int]:
+        ids: list[int] = window_ids(self.job.prepared, self.parts.sizes, self.job.seed, epoch, window).tolist()
+        return ids
 
 
-def is_better(new: Evaluation, best: Evaluation | None) -> bool:
-    """Higher accuracy, or the same with a lower loss. NaN is never better."""
-    if not math.isfinite(new.loss):
-        return False
-    return best is None or (new.accuracy, -new.loss) > (best.accuracy, -best.loss)
+def _all_finite(parameters: list[torch.nn.Parameter]) -> bool:
+    with torch.no_grad():
+        return bool(torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).all())
 
 
-def reuse(job: Job) -> Fitted | None:
-    """The result of a run that ended before, or None. With `store.reuse_finished` off, such a run is removed."""
-    store = job.store
-    if not store.finished:
-        return None
-    saved = store.latest()
-    if saved is None or not store.reuse_finished:
-        store.clear()
-        return None
-    about = saved.meta
-    best = _best(about["best"])
-    copy_published(store.history, job.history)
-    job.module.load_state_dict(store.load(best.step).payload["module"])
-    say(f"{job.name}: this very training ended before ({about['status']}); its result is taken")
-    return _fitted(job, about["status"], about["reason"], best, about["lineage"], reused=True)
-
-
-def _fitted(job: Job, status: str, reason: str, best: Best, segments: list[lineage.Segment], *, reused: bool) -> Fitted:
-    job.module.eval()
-    val = best.val
-    if val is None:  # No epoch ended well: the starting weights, which nobody has looked at yet.
-        val = evaluate(job.module, job.preprocess, job.prepared, "val", batch_size=job.micro_batch, loader=job.loader)
-    return Fitted(status, reason, best.epoch, val, segments, reused)
-
-
-def _best(values: dict[str, Any]) -> Best:
-    val = values["val"]
-    evaluation = None if val is None else Evaluation(**{**val, "confusion": tuple(map(tuple, val["confusion"]))})
-    return Best(values["epoch"], values["step"], evaluation)
+__all__ = ["Best", "Evaluation", "Run"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import write_bytes, write_json
-from stages.training.history import CURVES, EPOCHS, META, STEPS, read_meta, write_curves
+from stages.training.history import CURVES, EPOCHS, GROWING, META, STEPS, read_meta, read_rows, write_curves
 
 
 def join(parts: Sequence[Path], folder: Path) -> None:
@@ -14,26 +14,21 @@ def join(parts: Sequence[Path], folder: Path) -> None:
 
     meta.json is the last part's, with all epochs together; `rounds` names the first epoch and step of each part.
     """
-    steps: list[dict[str, Any]] = []
-    epochs: list[dict[str, Any]] = []
+    joined: dict[str, list[dict[str, Any]]] = {name: [] for name in GROWING}
     rounds: list[dict[str, int]] = []
     planned = 0
     for part in parts:
-        first_epoch, first_step = planned, steps[-1]["step"] if steps else 0
+        first_epoch, first_step = planned, joined[STEPS][-1]["step"] if joined[STEPS] else 0
         rounds.append({"epoch": first_epoch + 1, "step": first_step + 1})
-        for rows, name in ((steps, STEPS), (epochs, EPOCHS)):
+        for name, rows in joined.items():
             rows += [
                 {**row, "epoch": row["epoch"] + first_epoch, "step": row["step"] + first_step}
-                for row in _rows(part / name)
+                for row in read_rows(part / name)
             ]
         meta = read_meta(part)
         planned += int(meta["epochs"])
     best = rounds[-1]["epoch"] - 1 + int(meta["best_epoch"])
     write_json(folder / META, {**meta, "epochs": planned, "best_epoch": best, "rounds": rounds})
-    for rows, name in ((steps, STEPS), (epochs, EPOCHS)):
+    for name, rows in joined.items():
         write_bytes(folder / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    write_curves(folder / CURVES, epochs)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    write_curves(folder / CURVES, joined[EPOCHS])

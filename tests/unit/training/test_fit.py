@@ -15,7 +15,7 @@ from stages.data.prepared import Prepared
 from stages.runtime.exits import BadParams, DiskFault
 from stages.training.evaluate import Evaluation, evaluate
 from stages.training.fit import fit
-from stages.training.run import is_better
+from stages.training.outcome import is_better
 from tests.unit.training import toy
 
 
@@ -52,7 +52,7 @@ def test_history_has_the_documented_columns(tmp_path: Path, prepared: Prepared) 
     fit(toy.job(tmp_path, prepared))
     steps, epochs = rows(tmp_path, "steps.jsonl"), rows(tmp_path, "epochs.jsonl")
     assert [row["step"] for row in steps] == list(range(1, 25))
-    assert set(steps[0]) == {"step", "epoch", "lr", "loss", "grad_norm", "clipped"}
+    assert set(steps[0]) == {"step", "epoch", "lr", "loss", "grad_norm", "clipped", "skipped"}
     assert [(row["epoch"], row["step"]) for row in epochs] == [(1, 6), (2, 12), (3, 18), (4, 24)]
     meta = json.loads((tmp_path / "history" / "meta.json").read_text())
     assert meta["steps_per_epoch"] == 6

@@ -71,7 +71,8 @@ def network(inputs: int = 6) -> nn.Module:
 
 def job(folder: Path, prepared: Prepared, module: nn.Module | None = None, **changes: Any) -> Job:
     """A job over 4 epochs of 6 steps (46 samples, 8 a step, two micro-batches each); its history in `folder`."""
-    settings = Fit(**{"epochs": 4, "batch_size": 8, "lr": 0.01, **changes.pop("settings", {})})
+    given = {"epochs": 4, "batch_size": 8, "lr": 0.01, "recovery": {"max_rollbacks": 0}, **changes.pop("settings", {})}
+    settings = Fit(**given)
     info = prepared.info
     made = {
         "name": "toy",

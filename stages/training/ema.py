@@ -1,0 +1,65 @@
+"""Exponential moving average of the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.config.fit import Ema
+
+
+class Average:
+    """The average of a network's weights and floating buffers over the optimizer steps from `start_step` on.
+
+    Bias-corrected as Adam's moments are (Kingma & Ba 2015, section 3): after t steps the average is
+    sum_i d^(t-i) w_i (1 - d) / (1 - d^t), kept up by moving it by (1 - d) / (1 - d^t) of the way to the new weights.
+    Before the first averaged step it equals the weights. Integer buffers are taken over as they are.
+    """
+
+    def __init__(self, module: nn.Module, settings: Ema) -> None:
+        self.decay = settings.decay
+        self.start_step = settings.start_step
+        self.count = 0
+        state = module.state_dict()
+        self._names = [name for name, value in state.items() if value.is_floating_point()]
+        self._weights = [state[name] for name in self._names]
+        self._average = [value.detach().clone() for value in self._weights]
+        self._others = {name: value for name, value in state.items() if name not in set(self._names)}
+
+    @torch.no_grad()
+    def update(self, steps_taken: int) -> None:
+        """After optimizer step number `steps_taken` (counted from 1)."""
+        if steps_taken <= self.start_step:
+            torch._foreach_copy_(self._average, self._weights)
+            return
+        self.count += 1
+        weight = (1.0 - self.decay) / (1.0 - self.decay**self.count)
+        torch._foreach_lerp_(self._average, self._weights, weight)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the network holds the average."""
+        raw = [value.detach().clone() for value in self._weights]
+        with torch.no_grad():
+            torch._foreach_copy_(self._weights, self._average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._weights, raw)
+
+    def module_state(self) -> dict[str, Tensor]:
+        """A state dict for the network, with the averaged weights."""
+        return {**self._others, **dict(zip(self._names, self._average, strict=True))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: `count` and the averaged network's state dict under `module`."""
+        return {"count": self.count, "module": self.module_state()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts a saved average back."""
+        self.count = state["count"]
+        torch._foreach_copy_(self._average, [state["module"][name] for name in self._names])

@@ -1,0 +1,83 @@
+"""What a training works with: made once from the job, the same whether it starts or resumes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stages.data.augment import Augmenter
+from stages.runtime.progress import say
+from stages.training.batchnorm import Buffers
+from stages.training.compiling import Forward, forward_of
+from stages.training.ema import Average
+from stages.training.job import Job
+from stages.training.layers import Layers
+from stages.training.optimizers import Choice, choose, optimizer
+from stages.training.precision import Precision, slowdown
+from stages.training.schedule import learning_rate
+from stages.training.windows import window_sizes
+
+CLEARLY_SLOWER = 1.1
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """The parts that the loop drives. Those that are switched off are None."""
+
+    optimizer: torch.optim.Optimizer
+    choice: Choice
+    parameters: list[nn.Parameter]
+    precision: Precision
+    average: Average | None
+    layers: Layers
+    buffers: Buffers
+    forward: Forward
+    augmenter: Augmenter | None
+    sizes: list[int]
+    """Samples of each window of an epoch."""
+
+    total_steps: int
+    rate: Callable[[int], float]
+    """Base learning rate by number of steps taken."""
+
+    @classmethod
+    def build(cls, job: Job) -> "Machinery":
+        """Raises `BadParams` where settings and network or data do not fit together."""
+        settings, module, info = job.settings, job.module, job.prepared.info
+        train = job.prepared.indices("train")
+        sizes = window_sizes(len(train), settings.batch_size)
+        total = settings.epochs * len(sizes)
+        augmenter = None if settings.augment is None else Augmenter(settings.augment, info.shape, job.seed, train)
+        if settings.precision != "none":
+            _say_if_slower(job)
+        return cls(
+            optimizer=optimizer(module, settings, total),
+            choice=choose(module, settings),
+            parameters=[parameter for parameter in module.parameters() if parameter.requires_grad],
+            precision=Precision(settings.precision, job.device),
+            average=None if settings.ema is None else Average(module, settings.ema),
+            layers=Layers(module),
+            buffers=Buffers(module),
+            forward=forward_of(module, _example(job) if settings.compile else None),
+            augmenter=augmenter,
+            sizes=sizes,
+            total_steps=total,
+            rate=learning_rate(settings, total),
+        )
+
+
+def _example(job: Job) -> Tensor:
+    """The first micro-batch, normalised, on the device."""
+    first = np.asarray(job.prepared.indices("train")[: job.micro_batch])
+    with torch.no_grad():
+        inputs: Tensor = job.preprocess(torch.from_numpy(job.prepared.read(first)).to(job.device))
+    return inputs
+
+
+def _say_if_slower(job: Job) -> None:
+    name = job.settings.precision
+    ratio = slowdown(name, job.module, _example(job), len(job.prepared.info.classes))
+    verdict = f"warning: slower; precision: none is the better choice on {job.device}" if ratio > CLEARLY_SLOWER else ""
+    say(f"{job.name}: {name} takes {ratio:.2f} times the time of float32{f' ({verdict})' if verdict else ''}")
