@@ -14,8 +14,12 @@ class AdamThenSGD(torch.optim.AdamW):
 
     The paper measures when to switch and with what rate; here both are given: `switch_at` steps that were really taken,
     and from there on the groups' `lr` times `switch_lr_scale` (the caller goes on setting `lr` to the schedule's).
-    AdamW's decay is decoupled. Its two moments are dropped at the switch. `taken` counts the steps; it lies in the
-    groups, so that `state_dict` holds it.
+    AdamW's two moments are dropped at the switch. `taken` counts the steps; it lies in the groups, so that `state_dict`
+    holds it.
+
+    The decay is decoupled in both phases (AdamW, SGDW: Loshchilov & Hutter 2019, arXiv:1711.05101) and, at lr times
+    `weight_decay` a step, the same before and after the switch. As part of SGD's gradient it would be stronger from the
+    switch on by the rate's scale and by 1 / (1 - momentum): a hundredfold by default, which undoes what Adam learned.
 
     >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
     >>> both = AdamThenSGD([weight], lr=0.125, switch_at=1, switch_lr_scale=2.0, momentum=0.0)
@@ -76,6 +80,10 @@ class AdamThenSGD(torch.optim.AdamW):
             )
         super().load_state_dict(state_dict)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Not AdamW's own: it adds what files of older versions lack, and fails on a state that is not Adam's.
+        torch.optim.Optimizer.__setstate__(self, state)
+
     def _begin_sgd(self) -> None:
         self.state.clear()  # First, so that old and new state are not held at once.
         if self.momentum:
@@ -84,11 +92,15 @@ class AdamThenSGD(torch.optim.AdamW):
 
     def _sgd(self, group: dict[str, Any]) -> None:
         weights = [weight for weight in group["params"] if weight.grad is not None]
+        if not weights:
+            return
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
         sgd(
             weights,
             [weight.grad for weight in weights],
             [self.state[weight]["momentum_buffer"] if self.momentum else None for weight in weights],
-            weight_decay=group["weight_decay"],
+            weight_decay=0.0,
             momentum=self.momentum,
             lr=group["lr"] * self.switch_lr_scale,
             dampening=0.0,
