@@ -90,14 +90,13 @@ class Augmenter:
         return mixed, _one_hot(labels, classes) * own[:, None] + _one_hot(partner_labels, classes) * others[:, None]
 
     def _shares(self, ids: Indices, epoch: int) -> npt.NDArray[np.float32]:
-        """Beta(alpha, alpha) by inverse transform of the hash, on a grid of 2**-24, where 1 - share is exact too."""
+        """Beta(alpha, alpha) by inverse transform of the hash; the distribution is symmetric, so half a table does."""
         if self._quantiles is None:
             raise ValueError("augment.mixup is off")
         uniform = (self._hash("mixup share", ids, epoch) >> np.uint64(11)) * 2.0**-53
         share = np.interp(np.minimum(uniform, 1.0 - uniform), *self._quantiles)
-        share = np.where(uniform < 0.5, share, 1.0 - share)
-        rounded: npt.NDArray[np.float32] = (np.rint(share * 2.0**24) * 2.0**-24).astype(np.float32)
-        return rounded
+        both: _Reals = np.where(uniform < 0.5, share, 1.0 - share)
+        return both.astype(np.float32)
 
     def _places(self, purpose: str, ids: Indices, epoch: int, count: int) -> Tensor:
         """One of 0 .. count - 1 for each sample, int64 (n,)."""

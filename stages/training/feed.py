@@ -13,7 +13,7 @@ Of 61 train samples the last window holds 5, which are one micro-batch: none is 
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from torch import Tensor
@@ -54,29 +54,32 @@ def feed(
         raise ValueError(f"first_window must be in 0..{len(sizes)}; got {first_window}")
     left = _order(prepared, sizes, seed, epoch)[sum(sizes[:first_window]) :]
     ends = list(accumulate(size for window in sizes[first_window:] for size in micro_sizes(window, micro_batch)))
-    parts = [left[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     if augmenter is None:
-        yield from batches_of(prepared, parts, loader)
+        yield from batches_of(prepared, _cut(left, ends), loader)
     else:
-        yield from _augmented(prepared, parts, epoch, loader, augmenter)
+        yield from _augmented(prepared, left, ends, epoch, loader, augmenter)
 
 
 def _augmented(
-    prepared: Prepared, parts: list[Indices], epoch: int, loader: LoaderSettings, augmenter: Augmenter
+    prepared: Prepared, left: Indices, ends: list[int], epoch: int, loader: LoaderSettings, augmenter: Augmenter
 ) -> Generator[Batch, None, None]:
     """With mixup, each micro-batch is read, flipped, cropped and cut together with its partners, then mixed."""
-    counts = [len(part) for part in parts]
+    own, classes = _cut(left, ends), len(prepared.info.classes)
+    parts = own
     if augmenter.mixes:
-        parts = [np.concatenate([part, augmenter.partners(part, epoch)]) for part in parts]
-    classes = len(prepared.info.classes)
+        parts = [np.concatenate(pair) for pair in zip(own, _cut(augmenter.partners(left, epoch), ends), strict=True)]
     with closing(batches_of(prepared, parts, loader)) as stream:
-        for (raw, labels), ids, count in zip(stream, parts, counts, strict=True):
-            changed = augmenter.apply(raw, ids, epoch)
+        for (raw, labels), read, ids in zip(stream, parts, own, strict=True):
+            changed, count = augmenter.apply(raw, read, epoch), len(ids)
             if augmenter.mixes:
                 images, partners = changed[:count], changed[count:]
-                yield augmenter.mix(images, partners, labels[:count], labels[count:], ids[:count], epoch, classes)
+                yield augmenter.mix(images, partners, labels[:count], labels[count:], ids, epoch, classes)
             else:
                 yield changed, labels
+
+
+def _cut(ids: Indices, ends: list[int]) -> list[Indices]:
+    return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 def _order(prepared: Prepared, sizes: Sequence[int], seed: int, epoch: int) -> Indices:
