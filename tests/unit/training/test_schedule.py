@@ -4,7 +4,6 @@ import doctest
 import json
 import math
 import random
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -56,10 +55,8 @@ def torchs(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], to
     for _ in range(total):
         seen.append(scheduler.get_last_lr()[0])
         made.step()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates its own `epoch` argument in some schedulers.
-            if len(seen) < total:
-                scheduler.step()
+        if len(seen) < total:  # OneCycleLR has no rate beyond its last step.
+            scheduler.step()
     return seen
 
 
