@@ -10,7 +10,6 @@ from torch import nn
 from stages.data.loaders import epoch_order
 from stages.data.prepared import Prepared
 from stages.training.fit import fit
-from stages.training.windows import join_single, window_sizes
 from tests.unit.training import toy
 
 PLAIN = {"epochs": 1, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "warmup_share": 0.0}
@@ -67,24 +66,6 @@ def test_weights_equal_whole_batches_in_float64(
     expected = by_hand(prepared, windows, lr_of)
     for found, wanted in zip(module.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
-
-
-def test_window_sizes() -> None:
-    assert window_sizes(10, 4, 2) == [[2, 2], [2, 2], [2]]
-    assert window_sizes(9, 4, 2) == [[2, 2], [2, 3]]
-    assert window_sizes(3, 4, 1) == [[1, 1, 1]]
-    assert window_sizes(1, 4, 2) == [[1]]
-
-
-@pytest.mark.parametrize("samples", range(1, 30))
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 6])
-def test_loader_and_plan_agree(samples: int, micro_batch: int) -> None:
-    sizes = [min(micro_batch, samples - start) for start in range(0, samples, micro_batch)]
-    loaded = [(torch.zeros(size, 2), torch.zeros(size, dtype=torch.int64)) for size in sizes]
-    planned = [size for window in window_sizes(samples, 6, micro_batch) for size in window]
-    assert [len(labels) for _, labels in join_single(loaded, micro_batch)] == planned
-    assert sum(planned) == samples
-    assert micro_batch == 1 or samples == 1 or planned[-1] > 1
 
 
 @pytest.mark.parametrize("train", [9, 17, 1 + 8 * 3, 5, 3])
