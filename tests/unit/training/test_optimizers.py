@@ -457,6 +457,23 @@ def test_resume_is_bit_exact_at_every_step(name: Any, stop: int) -> None:
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("back", [0, 4, 6])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rollback_leaves_nothing_of_what_came_after(name: Any, back: int) -> None:
+    """The same optimizer goes back, also over the switch, and takes the steps again as if for the first time."""
+    settings = Fit(optimizer=name, lr=0.01)
+    unbroken, module = small(torch.float32), small(torch.float32)
+    take(unbroken, optimizer(unbroken, settings, STEPS), settings, range(STEPS))
+    made = optimizer(module, settings, STEPS)
+    take(module, made, settings, range(back))
+    good = copy.deepcopy({"module": module.state_dict(), "optimizer": made.state_dict()})
+    take(module, made, settings, range(back, 9))
+    module.load_state_dict(good["module"])
+    made.load_state_dict(good["optimizer"])
+    take(module, made, settings, range(back, STEPS))
+    assert_same(module, unbroken, rtol=0, atol=0)
+
+
 def test_another_switch_point_is_refused() -> None:
     saved = optimizer(small(), Fit(optimizer="adam_then_sgd"), 100).state_dict()
     with pytest.raises(BadParams, match="must switch after 50 steps as when it was saved, now it is 60"):
