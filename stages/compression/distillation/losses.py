@@ -28,7 +28,7 @@ def distillation_loss(
 ) -> Tensor:
     """The weighted sum alpha * soft loss + (1 - alpha) * cross entropy with the labels; a scalar, mean over the batch.
 
-    Logits are float (n, classes), labels int64 (n,).
+    Logits are float (n, classes), labels int64 (n,) or, mixed, float (n, classes).
     """
     hard = F.cross_entropy(student, labels, label_smoothing=label_smoothing)
     return alpha * soft_loss(student, teacher, temperature) + (1.0 - alpha) * hard

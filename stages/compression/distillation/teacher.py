@@ -57,7 +57,8 @@ class Teacher:
 
     @torch.no_grad()
     def _ask(self, raw: Tensor) -> Tensor:
-        logits: Tensor = self.module(self.preprocess(raw))
+        with torch.autocast(raw.device.type, enabled=False):  # Its answers do not depend on the student's precision.
+            logits: Tensor = self.module(self.preprocess(raw))
         return logits.float()
 
 
