@@ -53,9 +53,9 @@ def _train(job: Job) -> Fitted:
             except NonFinite as error:
                 lost = error
             if lost is not None and not run.roll_back(lost):
-                return run.finish("stopped", f"{lost.what} at step {lost.step}")
-    ended = run.condition.ended
-    return run.finish(run.condition.end_status, ended or f"all {job.settings.epochs} epochs")
+                return run.finish("stopped", f"{lost.what} at step {lost.step}", lost=True)
+        ended = run.condition.ended
+        return run.finish(run.condition.end_status, ended or f"all {job.settings.epochs} epochs")
 
 
 def _epoch(job: Job, run: Run) -> None:
@@ -65,6 +65,7 @@ def _epoch(job: Job, run: Run) -> None:
     while not _windows(job, run, loss):  # The failed pass is left behind here: what it held is free again.
         _take_less_at_a_time(job, run)
     run.flush()
+    run.require_finite_weights()
 
 
 def _windows(job: Job, run: Run, loss: Loss) -> bool:
@@ -197,7 +198,8 @@ def _saved_on_stop(run: Run) -> Iterator[None]:
                 yield
             except stopping.StopRequested:
                 with suppress(NonFinite):  # A bad state is not saved; the checkpoint before it is gone on from.
-                    run.save(due=False, wait=True)
+                    if not run.closed:
+                        run.save(due=False, wait=True)
                 raise Stopped(
                     f"stopped on request after step {run.step} of {run.parts.total_steps}, saved; run again to go on"
                 ) from None

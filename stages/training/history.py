@@ -103,14 +103,14 @@ class History:
         """Steps that wait to be written."""
         return len(self._pending)
 
-    def flush(self, *, raise_on_nan: bool) -> list[Row]:
-        """Writes what is pending and returns its rows. May raise `NonFinite` at the first bad step.
+    def flush(self, *, ends_on_nan: bool) -> tuple[list[Row], NonFinite | None]:
+        """Writes what is pending and returns its rows, with what is wrong with the last of them.
 
-        What came after it in the block is dropped, so that the history does not depend on the block's length. A
-        gradient norm that overflowed in a skipped step is no fault.
+        With `ends_on_nan`, the first bad step is the last row: what came after it in the block is dropped, so that the
+        history does not depend on the block's length. A gradient norm that overflowed in a skipped step is no fault.
         """
         if not self._pending:
-            return []
+            return [], None
         pending, self._pending = self._pending, []
         losses = torch.stack([loss for step in pending for loss in step.losses]).double().tolist()
         norms = torch.stack([step.grad_norm for step in pending if step.grad_norm is not None]).double().tolist()
@@ -122,16 +122,14 @@ class History:
             self.sums.loss += loss_sum
             loss = loss_sum / sum(step.sizes)
             rows.append(_row(step, loss, norm))
-            if raise_on_nan and not (math.isfinite(loss) and (step.skipped or math.isfinite(norm))):
+            if ends_on_nan and not (math.isfinite(loss) and (step.skipped or math.isfinite(norm))):
                 bad = NonFinite(step.step, step.epoch, f"loss {loss}, gradient norm {norm}")
                 break
         done = pending[: len(rows)]
         self.sums.add(*(torch.cat([part for step in done for part in getattr(step, name)]) for name in _ANSWERS))
         self._append(STEPS, rows)
         self._append(LAYERS, [self._layer_row(step) for step in done if step.layers is not None])
-        if bad is not None:
-            raise bad
-        return rows
+        return rows, bad
 
     def forget(self) -> None:
         """Drops what is pending: the steps are taken again."""

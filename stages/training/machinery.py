@@ -78,6 +78,10 @@ def _example(job: Job) -> Tensor:
 
 def _say_if_slower(job: Job) -> None:
     name = job.settings.precision
-    ratio = slowdown(name, job.module, _example(job), len(job.prepared.info.classes))
+    try:
+        ratio = slowdown(name, job.module, _example(job), len(job.prepared.info.classes))
+    except Exception as error:  # The training says it better: whose fault it is, or with less at a time.
+        say(f"{job.name}: the speed of {name} could not be measured ({type(error).__name__})")
+        return
     verdict = f"warning: slower; precision: none is the better choice on {job.device}" if ratio > CLEARLY_SLOWER else ""
     say(f"{job.name}: {name} takes {ratio:.2f} times the time of float32{f' ({verdict})' if verdict else ''}")

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from stages.checkpoints import lineage
-from stages.data.loaders import batches
+from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm
 from stages.training.evaluate import Evaluation, evaluate
@@ -118,7 +117,8 @@ def fitted(
 
 
 def _train_inputs(job: Job) -> Iterator[Tensor]:
-    order = np.asarray(job.prepared.indices("train"))
+    # Shuffled: in files' order a batch may hold one class alone, whose spread says nothing of that of all.
+    order = epoch_order(job.prepared.indices("train"), job.seed, 0)
     for raw, _ in batches(job.prepared, order, job.settings.batch_size, job.loader):
         yield job.preprocess(raw.to(job.device))
 

@@ -9,10 +9,11 @@ import torch
 from stages.checkpoints import lineage
 from stages.checkpoints.background import Saver
 from stages.checkpoints.store import Saved
+from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
 from stages.training.evaluate import Evaluation, macro_f1
 from stages.training.feed import window_ids
-from stages.training.history import History, NonFinite, Row, Step, Sums, copy_published, number
+from stages.training.history import STEPS, History, NonFinite, Row, Step, Sums, copy_published, number, read_rows
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.outcome import Best, Scored, fitted, history_meta, take
@@ -42,6 +43,9 @@ class Run:
     anchor: int = 0
     """Step of the checkpoint to roll back to: the last one that was due, not one made by a stop."""
 
+    closed: bool = False
+    """Its end is saved: nothing more may be."""
+
     @classmethod
     def start(cls, job: Job) -> "Run":
         """From the newest checkpoint, or from the beginning; then the starting weights are the first checkpoint."""
@@ -62,8 +66,17 @@ class Run:
             run.history.rewind({})
         run.segments.append(lineage.begin(job.store.code, run.step))
         if saved is None:
-            run.save()
+            run._save_start()
         return run
+
+    def _save_start(self) -> None:
+        try:
+            self.save()
+        except NonFinite:
+            raise BadParams(
+                f"{self.job.name}: the network's starting weights must be finite, some are NaN or infinite; "
+                "mend its initialisation"
+            ) from None
 
     @property
     def goes_on(self) -> bool:
@@ -98,11 +111,20 @@ class Run:
 
     def flush(self) -> None:
         """Writes what is recorded and looks at it. Raises `NonFinite` where a lost loss is not to be gone on with."""
-        for event in look_at_norms(
-            self.condition, self.job.settings, self.history.flush(raise_on_nan=self._ends_on_nan)
-        ):
+        rows, lost = self.history.flush(ends_on_nan=self._ends_on_nan)
+        for event in look_at_norms(self.condition, self.job.settings, rows):  # Also before a lost loss.
             self._event(event)
         self.timings.write(self.step)
+        if lost is not None:
+            raise lost
+
+    def require_finite_weights(self) -> None:
+        """Raises `NonFinite` when the last step has spoilt the weights, where that is not to be gone on with."""
+        if self._ends_on_nan and not _all_finite(self.parts.parameters):
+            raise NonFinite(self.step, self._epoch_of(self.step), "weights that are not finite")
+
+    def _epoch_of(self, step: int) -> int:
+        return (step - 1) // len(self.parts.sizes) + 1
 
     @property
     def _ends_on_nan(self) -> bool:
@@ -117,9 +139,9 @@ class Run:
         self.timings.epoch(self.epoch, seconds, len(self.job.prepared.indices("train")))
         average = "" if scored.average is None else f", of the average {scored.average.accuracy:.2%}"
         say(
-            f"{self.job.name}: epoch {self.epoch} of {self.job.settings.epochs}: train loss {float(row['train_loss']):.4f}, "
-            f"accuracy {row['train_accuracy']:.2%}; validation loss {scored.raw.loss:.4f}, accuracy "
-            f"{scored.raw.accuracy:.2%}{average} ({seconds:.1f} s)"
+            f"{self.job.name}: epoch {self.epoch} of {self.job.settings.epochs}: train loss "
+            f"{float(row['train_loss']):.4f}, accuracy {row['train_accuracy']:.2%}; validation loss "
+            f"{scored.raw.loss:.4f}, accuracy {scored.raw.accuracy:.2%}{average} ({seconds:.1f} s)"
         )
         for event in after_epoch(self.condition, self.job.settings, scored.better):
             self._event({**event, "step": self.step, "epoch": self.epoch})
@@ -155,9 +177,8 @@ class Run:
         roll back to: otherwise a resumed run would roll back to another state than an unbroken one.
         """
         self.flush()
-        if due and self._ends_on_nan and not _all_finite(self.parts.parameters):
-            raise NonFinite(self.step, self.epoch, "weights that are not finite")
         if due:
+            self.require_finite_weights()
             self.anchor = self.step
         if self.segments:
             self.segments[-1]["to_step"] = self.step
@@ -218,6 +239,7 @@ class Run:
 
     def halve_micro_batch(self, to: int) -> None:
         """After memory ran out: the same windows in smaller micro-batches, for the rest of the training."""
+        self.flush()  # So that events come in the order of their steps.
         former, self.condition.micro_batch = self.condition.micro_batch, to
         self.condition.anomaly = True
         ids = self._ids(self.epoch, self.window)
@@ -244,13 +266,18 @@ class Run:
         self._event({"kind": "rollback", "step": lost.step, "epoch": lost.epoch, "what": what, "samples": ids})
         return True
 
-    def finish(self, status: str, reason: str) -> Fitted:
-        """Publishes the history, marks the run as ended, and leaves the best weights in the module."""
+    def finish(self, status: str, reason: str, *, lost: bool = False) -> Fitted:
+        """Publishes the history, marks the run as ended, and leaves the best weights in the module.
+
+        `lost`: the present weights are bad; the best ones are saved in their place.
+        """
         self.saver.wait()
-        if status == "stopped":  # The present state may be bad: it is not saved.
+        if lost:
             take(self.job, self.best)
+            self.condition.skipped = sum(row["skipped"] for row in read_rows(self.history.folder / STEPS))
         self.history.seal(history_meta(self.job, self.parts, self.best, self.condition, status, reason))
         self.save(status, reason, due=False, wait=True)
+        self.closed = True
         copy_published(self.history.folder, self.job.history)
         return fitted(self.job, status, reason, self.best, self.segments, self.condition, reused=False)
 
