@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from stages.compression.distillation.losses import DistillationLoss
 from stages.compression.distillation.teacher import Teacher
@@ -12,21 +11,18 @@ from stages.compression.handing_on import hand_on
 from stages.config.base import StageParams, identifying
 from stages.config.distill import Distill
 from stages.config.resume import Resume
-from stages.data.loaders import loader_settings
 from stages.data.prepared import Prepared
 from stages.models import store
 from stages.models.counting import Counts, count
-from stages.models.preprocess import Preprocess
 from stages.models.registry import build
 from stages.runtime import seeds
 from stages.runtime.exits import BadData
 from stages.runtime.files import digest, write_json
 from stages.runtime.stage import Result, main
-from stages.training.device import best_device
 from stages.training.evaluate import Evaluation, evaluate
-from stages.training.fit import Fitted, Job, fit
+from stages.training.fit import Fitted, fit
 from stages.training.history import number
-from stages.training.setup import micro_batch, open_store
+from stages.training.setup import open_job
 
 ROUNDING = 1e-9
 """A drop of just the bound is allowed: 0.98 - 0.96 is a little more than 0.02 in floating point."""
@@ -80,7 +76,6 @@ def run(params: DistillParams, inputs: Inputs, outputs: Outputs) -> Result:
         return _skip(inputs, outputs)
     prepared = Prepared.open(inputs.data)
     info = prepared.info
-    preprocess = Preprocess(info.mean, info.std, info.scale, info.shape)
     teacher, spec = store.load(inputs.teacher)
     if (spec.input_shape, spec.classes) != (info.shape, len(info.classes)):
         raise BadData(
@@ -89,54 +84,32 @@ def run(params: DistillParams, inputs: Inputs, outputs: Outputs) -> Result:
         )
     torch.manual_seed(seeds.derive(params.seed, "student"))
     student = build(settings.student, info.shape, len(info.classes))
-    job = _job(params, inputs, outputs, prepared, student, preprocess)
+    job = open_job(
+        "distill",
+        student,
+        settings.fit,
+        params={"distill": identifying(settings)},
+        prepared=prepared,
+        decision=inputs.decision,
+        history=outputs.history,
+        seed=params.seed,
+        threads=params.threads,
+        across_code=params.resume.across_code,
+        inputs={"teacher": digest(inputs.teacher, with_identity=False)},
+    )
     if settings.alpha > 0.0:
-        asked = Teacher(teacher, preprocess, prepared, job.loader)
+        asked = Teacher(teacher, job.preprocess, prepared, job.loader)
         job.loss = DistillationLoss(asked, settings.temperature, settings.alpha, settings.fit.label_smoothing)
     fitted = fit(job)
     teacher.to(job.device)
-    of_teacher = evaluate(teacher, preprocess, prepared, "val", batch_size=job.micro_batch, loader=job.loader)
+    size = fitted.micro_batch
+    of_teacher = evaluate(teacher, job.preprocess, prepared, "val", batch_size=size, loader=job.loader)
     compared = Compared(of_teacher, count(teacher, info.shape), fitted.val, count(student, info.shape))
     name, kwargs = settings.student.name, settings.student.kwargs
     store.save(outputs.model, student, store.Spec(name, kwargs, info.shape, len(info.classes)))
     store.write_status(outputs.model, fitted.status, fitted.reason, compared.student_counts, fitted.val.accuracy)
     write_json(outputs.metrics, _metrics(compared, fitted))
     return _result(settings, fitted, compared)
-
-
-def _job(
-    params: DistillParams,
-    inputs: Inputs,
-    outputs: Outputs,
-    prepared: Prepared,
-    student: nn.Module,
-    preprocess: nn.Module,
-) -> Job:
-    size = micro_batch(inputs.decision, params.distill.fit.batch_size)
-    checkpoints = open_store(
-        "distill",
-        params={"distill": identifying(params.distill)},
-        prepared=prepared,
-        module=student,
-        micro_batch=size,
-        seed=params.seed,
-        threads=params.threads,
-        inputs={"teacher": digest(inputs.teacher, with_identity=False)},
-        across_code=params.resume.across_code,
-    )
-    return Job(
-        name="distill",
-        module=student,
-        preprocess=preprocess,
-        prepared=prepared,
-        settings=params.distill.fit,
-        micro_batch=size,
-        seed=params.seed,
-        store=checkpoints,
-        history=outputs.history,
-        loader=loader_settings(prepared),
-        device=best_device(),
-    )
 
 
 def _skip(inputs: Inputs, outputs: Outputs) -> Result:

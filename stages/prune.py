@@ -17,7 +17,7 @@ from stages.config.base import StageParams, identifying
 from stages.config.fit import Fit
 from stages.config.prune import Prune
 from stages.config.resume import Resume
-from stages.data.loaders import LoaderSettings, loader_settings
+from stages.data.loaders import loader_settings
 from stages.data.prepared import Prepared
 from stages.models import store
 from stages.models.counting import count
@@ -25,9 +25,9 @@ from stages.models.preprocess import Preprocess
 from stages.runtime.files import digest, write_json
 from stages.runtime.stage import Result, main
 from stages.training.evaluate import evaluate
-from stages.training.fit import Fitted, Job, Loss, fit
+from stages.training.fit import Fitted, Loss, fit
 from stages.training.history import number
-from stages.training.setup import micro_batch, open_store
+from stages.training.setup import open_job
 
 
 class PruneParams(StageParams):
@@ -97,50 +97,36 @@ def run(params: PruneParams, inputs: Inputs, outputs: Outputs) -> Result:
 def _fine_tuning(params: PruneParams, inputs: Inputs, prepared: Prepared, preprocess: nn.Module) -> FineTune:
     """How one round's model is fine-tuned: with a checkpoint store of its own, and the teacher's soft labels."""
     settings = params.prune
-    size = micro_batch(inputs.decision, settings.fit.batch_size)
-    loader = loader_settings(prepared)
-    loss = _loss(settings, inputs, prepared, preprocess, loader)
+    loss = _loss(settings, inputs, prepared, preprocess)
     entered = {"teacher": digest(inputs.teacher, with_identity=False)} if loss is not None else {}
 
     def fine_tune(turn: int, module: nn.Module, fit_settings: Fit, history: Path) -> Fitted:
-        checkpoints = open_store(
+        job = open_job(
             "prune",
+            module,
+            fit_settings,
             params={"prune": identifying(settings)},
             prepared=prepared,
-            module=module,
-            micro_batch=size,
+            decision=inputs.decision,
+            history=history,
             seed=params.seed,
             threads=params.threads,
-            inputs={**entered, "round": str(turn)},
             across_code=params.resume.across_code,
+            inputs={**entered, "round": str(turn)},
         )
-        job = Job(
-            name=f"prune round {turn}",
-            module=module,
-            preprocess=preprocess,
-            prepared=prepared,
-            settings=fit_settings,
-            micro_batch=size,
-            seed=params.seed,
-            store=checkpoints,
-            history=history,
-            loss=loss,
-            loader=loader,
-        )
+        job.name, job.loss = f"prune round {turn}", loss
         return fit(job)
 
     return fine_tune
 
 
-def _loss(
-    settings: Prune, inputs: Inputs, prepared: Prepared, preprocess: nn.Module, loader: LoaderSettings
-) -> Loss | None:
+def _loss(settings: Prune, inputs: Inputs, prepared: Prepared, preprocess: nn.Module) -> Loss | None:
     """Soft labels where there is a teacher other than the model itself; None: the labels alone."""
     distilled = store.read_status(inputs.student)["status"] != "skipped"
     if settings.alpha == 0.0 or not distilled:
         return None
     teacher, _ = store.load(inputs.teacher)
-    asked = Teacher(teacher, preprocess, prepared, loader)
+    asked = Teacher(teacher, preprocess, prepared, loader_settings(prepared))
     return DistillationLoss(asked, settings.temperature, settings.alpha, settings.fit.label_smoothing)
 
 

@@ -7,18 +7,16 @@ from stages.config.base import StageParams, identifying
 from stages.config.model import Model
 from stages.config.resume import Resume
 from stages.config.train import Train
-from stages.data.loaders import loader_settings
 from stages.data.prepared import Prepared
 from stages.models import store
 from stages.models.counting import count
-from stages.models.preprocess import Preprocess
 from stages.models.registry import build
 from stages.runtime.files import write_json
 from stages.runtime.stage import Result, main
 from stages.training.evaluate import Evaluation, evaluate
-from stages.training.fit import Job, fit
+from stages.training.fit import fit
 from stages.training.history import number
-from stages.training.setup import micro_batch, open_store
+from stages.training.setup import open_job
 
 
 class TrainParams(StageParams):
@@ -52,34 +50,23 @@ def run(params: TrainParams, inputs: Inputs, outputs: Outputs) -> Result:
     prepared = Prepared.open(inputs.data)
     info = prepared.info
     module = build(params.model, info.shape, len(info.classes))
-    preprocess = Preprocess(info.mean, info.std, info.scale, info.shape)
-    size = micro_batch(inputs.decision, params.train.batch_size)
-    checkpoints = open_store(
+    job = open_job(
         "train",
+        module,
+        params.train,
         params={"model": identifying(params.model), "train": identifying(params.train)},
         prepared=prepared,
-        module=module,
-        micro_batch=size,
+        decision=inputs.decision,
+        history=outputs.history,
         seed=params.seed,
         threads=params.threads,
         across_code=params.resume.across_code,
     )
-    job = Job(
-        name="train",
-        module=module,
-        preprocess=preprocess,
-        prepared=prepared,
-        settings=params.train,
-        micro_batch=size,
-        seed=params.seed,
-        store=checkpoints,
-        history=outputs.history,
-        loader=loader_settings(prepared),
-        stop_on_nan="nan" in params.train.stop_on,
-    )
+    job.stop_on_nan = "nan" in params.train.stop_on
     fitted = fit(job)
     counts = count(module, info.shape)
-    on_train = evaluate(module, preprocess, prepared, "train", batch_size=size, loader=job.loader)
+    size = fitted.micro_batch
+    on_train = evaluate(module, job.preprocess, prepared, "train", batch_size=size, loader=job.loader)
     store.save(outputs.model, module, store.Spec(params.model.name, params.model.kwargs, info.shape, len(info.classes)))
     store.write_status(outputs.model, fitted.status, fitted.reason, counts, fitted.val.accuracy)
     write_json(
@@ -89,6 +76,7 @@ def run(params: TrainParams, inputs: Inputs, outputs: Outputs) -> Result:
             **_figures("train", on_train),
             **asdict(counts),
             "best_epoch": fitted.best_epoch,
+            "best_weights": fitted.weights,
         },
     )
     done = "trained" if fitted.status == "finished" else f"stopped itself ({fitted.reason})"
@@ -100,6 +88,7 @@ def run(params: TrainParams, inputs: Inputs, outputs: Outputs) -> Result:
             "status": fitted.status,
             "val_accuracy": number(fitted.val.accuracy),
             "best_epoch": fitted.best_epoch,
+            "best_weights": fitted.weights,
         },
         run=fitted.run,
     )

@@ -1,4 +1,4 @@
-"""What train, distill and prune share before they fit: the checkpoint store, and the micro-batch of the decision."""
+"""What train, distill and prune share before they fit: the job, with its checkpoint store and micro-batch."""
 
 import json
 from collections.abc import Mapping
@@ -10,51 +10,68 @@ from torch import nn
 from stages.checkpoints.dvclock import is_recorded
 from stages.checkpoints.fingerprint import fingerprint
 from stages.checkpoints.store import Store
+from stages.config.fit import Fit
+from stages.data.loaders import loader_settings
 from stages.data.prepared import Prepared
+from stages.models.preprocess import Preprocess
 from stages.runtime import identity
 from stages.runtime.exits import BadData
 from stages.runtime.files import read_json
 from stages.runtime.progress import say
 from stages.training.device import best_device, key_of
+from stages.training.job import Job
 
 DECISION = "decision.json"
 
 
-def open_store(
+def open_job(
     stage: str,
+    module: nn.Module,
+    settings: Fit,
     *,
     params: Mapping[str, Any],
     prepared: Prepared,
-    module: nn.Module,
-    micro_batch: int,
+    decision: Path,
+    history: Path,
     seed: int,
     threads: int,
+    across_code: bool,
     inputs: Mapping[str, str] | None = None,
-    across_code: bool = False,
-) -> Store:
-    """The store for this very training, inside a repository with a dvc.yaml that has the stage.
+) -> Job:
+    """The training of `module` (with its starting weights) in a stage, inside a repository with a dvc.yaml that has it.
 
-    `params`: the sections as `identifying` gives them. `module` with its starting weights. `inputs`: digests of other
-    artifacts that enter (a teacher). A finished run is reused unless dvc.lock records the stage as it stands now: then
-    somebody forced it, and wants it trained.
+    `params`: the sections that the training is made of, as `identifying` gives them. `decision`: the folder that
+    `find_batch_size` left. `inputs`: digests of other artifacts that enter (a teacher). A finished run is reused unless
+    dvc.lock records the stage as it stands now: then somebody forced it, and wants it trained.
     """
-    found = fingerprint(
-        params=params,
-        data=prepared.info.hash,
-        inputs=inputs or {},
-        seed=seed,
-        threads=threads,
-        micro_batch=micro_batch,
-        module=module,
-    )
-    about = {"params": dict(params), "data": prepared.info.hash, "inputs": dict(inputs or {}), "seed": seed}
-    return Store(
+    size = micro_batch(decision, settings.batch_size)
+    about: dict[str, Any] = {
+        "params": dict(params),
+        "data": prepared.info.hash,
+        "inputs": dict(inputs or {}),
+        "seed": seed,
+        "threads": threads,
+    }
+    store = Store(
         stage,
-        found,
+        fingerprint(**about, micro_batch=size, module=module),
         identity.code_hash(stage),
-        about={**about, "threads": threads},
+        about=about,
         across_code=across_code,
         reuse_finished=not is_recorded(stage),
+    )
+    info = prepared.info
+    return Job(
+        name=stage,
+        module=module,
+        preprocess=Preprocess(info.mean, info.std, info.scale, info.shape),
+        prepared=prepared,
+        settings=settings,
+        micro_batch=size,
+        seed=seed,
+        store=store,
+        history=history,
+        loader=loader_settings(prepared),
     )
 
 
