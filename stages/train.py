@@ -76,7 +76,6 @@ def run(params: TrainParams, inputs: Inputs, outputs: Outputs) -> Result:
             **_figures("train", on_train),
             **asdict(counts),
             "best_epoch": fitted.best_epoch,
-            "best_weights": fitted.weights,
         },
     )
     done = "trained" if fitted.status == "finished" else f"stopped itself ({fitted.reason})"

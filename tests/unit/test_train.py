@@ -50,8 +50,8 @@ def test_what_it_leaves(ready: Workspace) -> None:
     left = outputs(ready)
     assert set(left) == {
         "metrics.json", "model/weights.safetensors", "model/structure.json", "model/status.json", "model/identity.json",
-        "history/meta.json", "history/steps.jsonl", "history/epochs.jsonl", "history/curves.csv",
-        "history/identity.json",
+        "history/meta.json", "history/steps.jsonl", "history/epochs.jsonl", "history/layers.jsonl",
+        "history/events.jsonl", "history/curves.csv", "history/identity.json",
     }  # fmt: skip
     metrics = json.loads(left["metrics.json"])
     assert set(metrics) == {
@@ -84,7 +84,7 @@ def test_a_checkpoint_tells_what_it_is(ready: Workspace) -> None:
     assert "log_every_steps" not in told["params"]["train"]
     assert told["status"] == "finished"
     assert told["best"]["val"]["accuracy"] > 0.8
-    timings = [json.loads(line) for line in (newest.parent / "timings.jsonl").read_text().splitlines()]
+    timings = [json.loads(line) for line in (newest.parent / "epoch_timings.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in timings] == [1, 2, 3, 4]
     assert all(row["samples_per_s"] > 0 for row in timings)
 
