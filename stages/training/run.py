@@ -254,6 +254,8 @@ class Run:
         self.saver.wait()
         self.parts.optimizer.zero_grad(set_to_none=True)
         self._restore(self.job.store.load(self.anchor), keep_events=True)
+        for segment in self.segments:  # Steps that are taken again belong to the process that takes them.
+            segment.update({name: min(segment[name], self.step) for name in ("from_step", "to_step")})
         self.condition.rollbacks = former.rollbacks + 1
         self.condition.lr_factor = former.lr_factor * 0.5
         self.condition.micro_batch = former.micro_batch
