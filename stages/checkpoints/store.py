@@ -81,6 +81,18 @@ class Store:
         made_with = canonical_json({"code": code, "libraries": self.libraries})
         self.folder = self.shared / sha256_bytes(made_with.encode())[:16]
 
+    def of_rank(self, rank: int, size: int) -> "Store":
+        """The store of one of several processes that train together: every rank saves the same steps, in its own."""
+        return Store(
+            self.stage,
+            sha256_bytes(f"{self.fingerprint} rank {rank} of {size}".encode()),
+            self.code,
+            about={**self.about, "ranks": size},
+            libraries=self.libraries,
+            across_code=self.across_code,
+            reuse_finished=self.reuse_finished,
+        )
+
     @property
     def history(self) -> Path:
         """Where the history of the unfinished run grows."""

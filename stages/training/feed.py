@@ -21,6 +21,7 @@ from torch import Tensor
 from stages.data.augment import Augmenter
 from stages.data.loaders import LoaderSettings, batches_of, epoch_order
 from stages.data.prepared import Indices, Prepared
+from stages.training.ranks import Ranks
 from stages.training.windows import micro_sizes
 
 Batch = tuple[Tensor, Tensor]
@@ -43,21 +44,32 @@ def feed(
     micro_batch: int,
     loader: LoaderSettings,
     augmenter: Augmenter | None,
+    ranks: Ranks | None = None,
 ) -> Generator[Batch, None, None]:
     """The micro-batches of an epoch's windows from `first_window` (from 0) on: as `micro_sizes` splits each window.
 
     `sizes`: `window_sizes` of the train split. Gives raw samples (n, *shape) with labels int64 (n,); with mixup,
     float32 images in the raw domain with labels float32 (n, classes). Of the windows before `first_window` no sample is
-    read (but as partners, with mixup). Closing it early ends the loader's workers. Raises `BadData` as `batches` does.
+    read (but as partners, with mixup). Of several `ranks` each gets its part of every window. Closing it early ends the
+    loader's workers. Raises `BadData` as `batches` does.
     """
     if not 0 <= first_window <= len(sizes):
         raise ValueError(f"first_window must be in 0..{len(sizes)}; got {first_window}")
-    left = _order(prepared, sizes, seed, epoch)[sum(sizes[:first_window]) :]
-    ends = list(accumulate(size for window in sizes[first_window:] for size in micro_sizes(window, micro_batch)))
+    left, windows = _order(prepared, sizes, seed, epoch)[sum(sizes[:first_window]) :], sizes[first_window:]
+    if ranks is not None and ranks.size > 1:
+        left, windows = _share(left, windows, ranks)
+    ends = list(accumulate(size for window in windows for size in micro_sizes(window, micro_batch)))
     if augmenter is None:
         yield from batches_of(prepared, _cut(left, ends), loader)
     else:
         yield from _augmented(prepared, left, ends, epoch, loader, augmenter)
+
+
+def _share(left: Indices, windows: Sequence[int], ranks: Ranks) -> tuple[Indices, list[int]]:
+    """Of the windows in `left`, the samples of this rank, and how many of each window."""
+    starts = accumulate(windows, initial=0)
+    mine = [left[start : start + size][ranks.part(size)] for start, size in zip(starts, windows, strict=False)]
+    return np.concatenate([left[:0], *mine]), [len(part) for part in mine]
 
 
 def _augmented(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stages.runtime.files import read_json, write_bytes, write_json
 from stages.training.layers import LayerNorms
+from stages.training.ranks import Ranks
 
 META, CURVES = "meta.json", "curves.csv"
 STEPS, EPOCHS, LAYERS, EVENTS = "steps.jsonl", "epochs.jsonl", "layers.jsonl", "events.jsonl"
@@ -45,6 +46,11 @@ class Step:
     """Bound of this step; None: not clipped."""
 
     sizes: list[int]
+    """Of this process's micro-batches."""
+
+    samples: int
+    """Of the window, all ranks together."""
+
     losses: list[Tensor] = field(default_factory=list)
     predicted: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
@@ -87,8 +93,9 @@ class NonFinite(Exception):
 class History:
     """Writes the growing files in a working folder; `seal` completes them."""
 
-    def __init__(self, folder: Path, classes: int, layer_names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, classes: int, layer_names: Sequence[str], ranks: Ranks) -> None:
         self.folder = folder
+        self._ranks = ranks
         self.classes = classes
         self.sums = Sums(classes)
         self._layer_names = list(layer_names)
@@ -112,24 +119,37 @@ class History:
         if not self._pending:
             return [], None
         pending, self._pending = self._pending, []
-        losses = torch.stack([loss for step in pending for loss in step.losses]).double().tolist()
         norms = torch.stack([step.grad_norm for step in pending if step.grad_norm is not None]).double().tolist()
-        rows, bad, at = [], None, 0
-        for step, norm in zip(pending, norms, strict=True):
-            micro = range(at, at + len(step.sizes))
-            at += len(step.sizes)
-            loss_sum = sum(losses[i] * size for i, size in zip(micro, step.sizes, strict=True))
+        rows, bad = [], None
+        for step, loss_sum, norm in zip(pending, self._loss_sums(pending), norms, strict=True):
             self.sums.loss += loss_sum
-            loss = loss_sum / sum(step.sizes)
+            loss = loss_sum / step.samples
             rows.append(_row(step, loss, norm))
             if ends_on_nan and not (math.isfinite(loss) and (step.skipped or math.isfinite(norm))):
                 bad = NonFinite(step.step, step.epoch, f"loss {loss}, gradient norm {norm}")
                 break
         done = pending[: len(rows)]
-        self.sums.add(*(torch.cat([part for step in done for part in getattr(step, name)]) for name in _ANSWERS))
+        self._count(done)
         self._append(STEPS, rows)
         self._append(LAYERS, [self._layer_row(step) for step in done if step.layers is not None])
         return rows, bad
+
+    def _loss_sums(self, steps: list[Step]) -> list[float]:
+        """Each step's losses, summed over the samples of all ranks. One wait for the device."""
+        losses = [loss for step in steps for loss in step.losses]
+        values = iter(torch.stack(losses).double().tolist() if losses else [])
+        sums = torch.tensor([sum(next(values) * size for size in step.sizes) for step in steps], dtype=torch.float64)
+        self._ranks.sum([sums])
+        found: list[float] = sums.tolist()
+        return found
+
+    def _count(self, steps: list[Step]) -> None:
+        counted = Sums(self.classes)
+        answers = [[part for step in steps for part in getattr(step, name)] for name in _ANSWERS]
+        if answers[0]:
+            counted.add(*map(torch.cat, answers))
+        self._ranks.sum([counted.confusion])
+        self.sums.confusion += counted.confusion
 
     def forget(self) -> None:
         """Drops what is pending: the steps are taken again."""

@@ -17,6 +17,7 @@ from stages.data.loaders import LoaderSettings
 from stages.data.prepared import Prepared
 from stages.training.device import best_device
 from stages.training.evaluate import Evaluation
+from stages.training.ranks import Ranks
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`loss(logits, labels, raw)`: mean over the micro-batch, a scalar on the logits' device. `raw` is what the loader
@@ -50,6 +51,8 @@ class Job:
     """End with status `stopped` when a loss or gradient norm is NaN or infinite."""
 
     device: torch.device = field(default_factory=best_device)
+    ranks: Ranks = field(default_factory=Ranks.current)
+    """The processes that train together; each has a store and a history folder of its own."""
 
 
 @dataclass(frozen=True)

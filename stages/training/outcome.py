@@ -79,7 +79,7 @@ def take(job: Job, best: Best) -> None:
 def reuse(job: Job) -> Fitted | None:
     """The result of a run that ended before, or None. With `store.reuse_finished` off, such a run is removed."""
     store = job.store
-    if not store.finished:
+    if job.ranks.any(not store.finished)[0]:
         return None
     saved = store.latest()
     if saved is None or not store.reuse_finished:

@@ -49,12 +49,12 @@ class Run:
     @classmethod
     def start(cls, job: Job) -> "Run":
         """From the newest checkpoint, or from the beginning; then the starting weights are the first checkpoint."""
-        saved = job.store.latest()
+        saved = _agreed(job)
         parts = Machinery.build(job)
         run = cls(
             job=job,
             parts=parts,
-            history=History(job.store.history, len(job.prepared.info.classes), parts.layers.names),
+            history=History(job.store.history, len(job.prepared.info.classes), parts.layers.names, job.ranks),
             timings=Timings(job.store.folder, job.device),
             saver=Saver(job.store),
             condition=Condition.start(job.settings, job.micro_batch),
@@ -99,7 +99,7 @@ class Run:
         self.window += 1
         self.condition.skipped += record.skipped
         self.history.step(record)
-        self.timings.step(sum(record.sizes))
+        self.timings.step(record.samples)
         self.saver.poll()
         looks, every = self.step % LOOK_EVERY == 0, self.job.settings.save_every_steps
         if looks or len(self.history) >= self.job.settings.log_every_steps:
@@ -115,6 +115,7 @@ class Run:
         for event in look_at_norms(self.condition, self.job.settings, rows):  # Also before a lost loss.
             self._event(event)
         self.timings.write(self.step)
+        self.job.ranks.from_first(list(self.job.module.buffers()))
         if lost is not None:
             raise lost
 
@@ -290,6 +291,15 @@ class Run:
     def _ids(self, epoch: int, window: int) -> list[int]:
         ids: list[int] = window_ids(self.job.prepared, self.parts.sizes, self.job.seed, epoch, window).tolist()
         return ids
+
+
+def _agreed(job: Job) -> Saved | None:
+    """The newest checkpoint that every rank has: one of them may have been killed before it saved."""
+    saved = job.store.latest()
+    step = job.ranks.least(-1 if saved is None else saved.step)
+    if saved is None or saved.step == step:
+        return saved
+    return job.store.load(step) if step >= 0 else None
 
 
 def _all_finite(parameters: list[torch.nn.Parameter]) -> bool:
