@@ -37,6 +37,8 @@ def fit(job: Job) -> Fitted:
         raise BadParams(f"micro-batch {job.micro_batch} must divide batch_size {job.settings.batch_size}")
     job.module.to(job.device)
     job.preprocess.to(job.device)
+    if job.ranks.size > 1:
+        job.store = job.store.of_rank(job.ranks.rank, job.ranks.size)
     with job.store.locked():
         return reuse(job) or _train(job)
 
@@ -75,7 +77,7 @@ def _windows(job: Job, run: Run, loss: Loss) -> bool:
         for window in track(left, f"{job.name}: epoch {run.epoch}, steps"):
             if not _window(job, run, loss, run.parts.sizes[window], stream):
                 return False
-            if stopping.requested():
+            if job.ranks.any(stopping.requested())[0]:
                 raise stopping.StopRequested
     return True
 
@@ -90,6 +92,7 @@ def _stream(job: Job, run: Run) -> Generator[Batch, None, None]:
         micro_batch=run.condition.micro_batch,
         loader=job.loader,
         augmenter=run.parts.augmenter,
+        ranks=job.ranks,
     )
 
 
@@ -98,23 +101,27 @@ def _window(job: Job, run: Run, loss: Loss, samples: int, stream: Iterator[Batch
     seed_step(job.seed, run.step, job.device)
     condition = run.condition
     clip_norm = job.settings.clip_norm if condition.clipping else None
-    sizes = micro_sizes(samples, condition.micro_batch)
-    record = Step(run.epoch, run.step + 1, run.learning_rate(), clip_norm, sizes)
+    part = job.ranks.part(samples)
+    sizes = micro_sizes(part.stop - part.start, condition.micro_batch)
+    record = Step(run.epoch, run.step + 1, run.learning_rate(), clip_norm, sizes, samples)
     run.parts.buffers.keep()
+    ran_out = False
     try:
-        _gradients(job, run, loss, record, samples, stream)
+        _gradients(job, run, loss, record, stream)
     except Exception as error:
-        if not is_out_of_memory(error):
+        ran_out = is_out_of_memory(error)
+        if not ran_out:
             raise
-    else:
-        _update(run, record)
-        return True
-    run.parts.optimizer.zero_grad(set_to_none=True)
-    run.parts.buffers.put_back()
-    return False
+    if job.ranks.any(ran_out)[0]:
+        run.parts.optimizer.zero_grad(set_to_none=True)
+        run.parts.buffers.put_back()
+        return False
+    job.ranks.sum_gradients(run.parts.parameters)
+    _update(run, record)
+    return True
 
 
-def _gradients(job: Job, run: Run, loss: Loss, record: Step, samples: int, stream: Iterator[Batch]) -> None:
+def _gradients(job: Job, run: Run, loss: Loss, record: Step, stream: Iterator[Batch]) -> None:
     """Adds up the gradient of the window's mean loss over its micro-batches: that of the window as one batch."""
     precision, forward = run.parts.precision, run.parts.forward
     waited = time.perf_counter()
@@ -125,7 +132,7 @@ def _gradients(job: Job, run: Run, loss: Loss, record: Step, samples: int, strea
             with precision.forward():
                 logits = forward(job.preprocess(raw))
                 mean = loss(logits, labels, raw)  # What does not fit the labels is the network's fault too.
-            share = len(labels) / samples  # Each sample weighs the same in the window's mean.
+            share = len(labels) / record.samples  # Each sample weighs the same.
             precision.backward(mean if share == 1.0 else mean * share)
         record.losses.append(mean.detach())
         record.predicted.append(logits.detach().argmax(dim=1))
