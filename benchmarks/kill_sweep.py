@@ -151,6 +151,7 @@ def _zygote() -> None:
 
     So a process costs no import of torch, and is still one of its own, with its workers in its own group.
     """
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # The first optimizer imports seconds' worth of torch.
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
