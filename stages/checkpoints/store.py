@@ -27,6 +27,7 @@ KEPT = 3
 
 _KEPT_TOO = ("best_step", "anchor_step")
 _POLL_S = 0.2
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,13 @@ def describe(path: Path) -> dict[str, Any]:
     return {**meta, "intact": intact}
 
 
+def _warn(what: str) -> None:
+    """Once in a process: a checkpoint is looked at more than once."""
+    if what not in _warned:
+        _warned.add(what)
+        say(f"warning: {what}")
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,7 +266,7 @@ def _newest(folder: Path) -> Saved | None:
     for step in _steps(folder):
         best_step = _seal(folder, step).get("best_step")
         if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
-            say(f"warning: checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
+            _warn(f"checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
             continue
         found = _read(folder / f"step-{step:09d}.pt")
         if found is not None:
@@ -270,11 +278,11 @@ def _is_whole(path: Path) -> bool:
     """False, with a warning, for a checkpoint that was cut off in the writing, truncated or altered."""
     seal = path.with_suffix(".json")
     if not seal.is_file():
-        say(f"warning: checkpoint {path} is refused: it was not written to its end")
+        _warn(f"checkpoint {path} is refused: it was not written to its end")
         return False
     expected = _seal(path.parent, int(path.stem.removeprefix("step-"))).get("sha256")
     if not path.is_file() or sha256_file(path) != expected:
-        say(f"warning: checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
+        _warn(f"checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
         return False
     return True
 

@@ -54,6 +54,7 @@ _DISK_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
     errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE, errno.ENOTEMPTY,
 }  # fmt: skip
+_MEMORY_WORDS = ("can't allocate memory", "out of memory")
 _DISK_WORDS = ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system")
 
 
@@ -68,4 +69,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
         return DiskFault(f"cannot write or read: {error}; free space or fix the permissions, then run again")
     if any(words in str(error) for words in _DISK_WORDS):
         return DiskFault(f"cannot write: {error}; free space, then run again")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _MEMORY_WORDS):
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        return BadParams(f"memory ran out ({said}); free memory, or take a smaller network, batch or image size")
     return None
