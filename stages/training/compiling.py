@@ -18,13 +18,13 @@ def forward_of(module: nn.Module, example: Tensor | None) -> Forward:
     """
     if example is None:
         return module
-    compiled: Forward = torch.compile(module)
     was_training = module.training
     state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # The compiler's advice is not for the person who trains.
             module.train()
+            compiled: Forward = torch.compile(module)
             torch.autograd.backward(compiled(example).float().sum())
     except Exception as error:
         said = " ".join(str(error).split())[:200]
