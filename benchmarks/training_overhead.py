@@ -8,11 +8,12 @@ dataset-fashion-mnist`, or --fashion-mnist FOLDER).
 
 A small CNN on Fashion-MNIST and an MLP on the digits (0.5 ms a step) are trained by `fit` with all that it records (the
 defaults), by a bare loop, by Lightning and by Accelerate: see `benchmarks/training_loops.py`. The four train side by
-side, from the same weights on the same batches: in each round every one of them makes 50 steps, in random order. A
-figure is the median over the rounds of the ratio within a round, since the speed of this machine drifts. A turn begins
-and ends inside the loss function, within one epoch: it holds 50 whole steps, with one writing of our loop's records and
-one of its layers, and neither start-up nor validation nor a save. One thread by default: with two on two cores, other
-processes are measured too. All four run with torch's deterministic operations, as a stage does.
+side, from the same weights on the same batches: in each round every one of them makes 50 steps, the CNN's in ten turns
+of 5, in random order. A figure is the median over the rounds of the ratio within a round, since the speed of this
+machine drifts. A turn begins and ends inside the loss function, within one epoch: a round holds 50 whole steps, with
+one writing of our loop's records and one of its layers, and neither start-up nor validation nor a save. One thread by
+default: with two on two cores, other processes are measured too. All four run with torch's deterministic operations, as
+a stage does, and in one heap, which gives no memory back (`one_heap`, with glibc).
 
 The last line of output is one JSON object: `cnn_ratio`, `mlp_ratio` (ours over bare), `vs_lightning`, `vs_accelerate`
 (ours over theirs on the MLP), `vs_lightning_cnn`, `vs_accelerate_cnn`; `mlp_cpu_ratio`, `cnn_cpu_ratio` (of processor
@@ -40,7 +41,7 @@ import numpy.typing as npt
 from torch import nn
 
 from benchmarks.training_loops import CPU, LOOPS, Case, Loop, loss_of
-from benchmarks.turns import Spent, Turns, side_by_side
+from benchmarks.turns import Spent, Turns, keep_memory, side_by_side
 from stages.checkpoints.store import Store
 from stages.data.prepared import SPLITS, Info, Prepared
 from stages.data.sources.digits import open_digits
@@ -56,11 +57,14 @@ ROOT = Path(__file__).parent.parent
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 BATCH = 64
 ROUNDS, QUICK_ROUNDS = {"mlp": 300, "cnn": 40, "save": 15}, {"mlp": 60, "cnn": 5, "save": 5}
-TURN = 50
-"""Steps; what `log_every_steps` and `layers_every_steps` are by default."""
+ROUND = 50
+"""Steps of a round; what `log_every_steps` and `layers_every_steps` are by default."""
+
+TURN = {"mlp": 50, "cnn": 5}
+"""Steps without a change: some tens of milliseconds."""
 
 WARM_UP = {"mlp": 8, "cnn": 1}
-"""Turns: caches fill, and the starting weights are saved in the background."""
+"""Rounds: caches fill, and the starting weights are saved in the background."""
 
 
 def prepare(folder: Path, samples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: int, steps: int) -> Prepared:
@@ -108,7 +112,7 @@ def mlp_case(folder: Path, rounds: int) -> Case:
 
 def total_steps(name: str, rounds: int) -> int:
     """Of the one epoch."""
-    return (WARM_UP[name] + rounds) * TURN + 1
+    return (WARM_UP[name] + rounds) * ROUND + 1
 
 
 def measure(case: Case, rounds: int, folder: Path) -> list[dict[str, Spent]]:
@@ -119,7 +123,8 @@ def measure(case: Case, rounds: int, folder: Path) -> list[dict[str, Spent]]:
 
     loops = {name: started(loop) for name, loop in LOOPS.items()}
     with _silence():
-        return side_by_side(loops, length=TURN, warm_up=WARM_UP[case.name], rounds=rounds)
+        length = TURN[case.name]
+        return side_by_side(loops, length=length, turns=ROUND // length, warm_up=WARM_UP[case.name], rounds=rounds)
 
 
 def compare(case: Case, rounds: int, folder: Path) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def compare(case: Case, rounds: int, folder: Path) -> dict[str, Any]:
         return round(statistics.median(getattr(t["ours"], clock) / getattr(t[other], clock) for t in taken), 4)
 
     def step_ms(clock: str) -> dict[str, float]:
-        return {n: round(statistics.median(getattr(t[n], clock) for t in taken) / TURN * 1000, 4) for n in LOOPS}
+        return {n: round(statistics.median(getattr(t[n], clock) for t in taken) / ROUND * 1000, 4) for n in LOOPS}
 
     suffix = "" if case.name == "mlp" else f"_{case.name}"
     return {
@@ -194,6 +199,7 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     seeds.apply(0, given.threads)
     _hush_lightning()
+    kept = keep_memory()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         os.environ["SHIPWAY_STATE"] = str(folder / "state")
@@ -203,7 +209,7 @@ def main() -> None:
         default = resnet_cifar(cnn.prepared.info.shape, 10, depth=14, width=48)
         figures |= save_stall(cnn, default, rounds["save"], folder)
     load.append(os.getloadavg()[0])
-    about = {"rounds": rounds, "threads": given.threads, "load": [round(one, 2) for one in load]}
+    about = {"one_heap": kept, "rounds": rounds, "threads": given.threads, "load": [round(one, 2) for one in load]}
     print(json.dumps({**figures, **about, "quick": given.quick}))
 
 

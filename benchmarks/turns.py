@@ -4,6 +4,7 @@ So the loops share every drift of the machine, down to tens of milliseconds, and
 `Turns.step` once in each of its steps; there the turn ends and the clock is read.
 """
 
+import ctypes
 import random
 import threading
 import time
@@ -11,6 +12,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""Of glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -72,27 +76,46 @@ class Turns:
 
 
 def side_by_side(
-    loops: dict[str, Callable[[Turns], None]], *, length: int, warm_up: int, rounds: int
+    loops: dict[str, Callable[[Turns], None]], *, length: int, warm_up: int, rounds: int, turns: int = 1
 ) -> list[dict[str, Spent]]:
-    """What each loop spent on each of its turns of `length` steps, by round; in a round they come in random order.
+    """What each loop spent in each round, of `turns` turns of `length` steps; who comes first is random each time.
 
-    A loop must make (warm_up + rounds) * length + 1 steps: the turns of `warm_up` do not count, the one step more shows
-    that the last turn is over. Raises what a loop raised, and `RuntimeError` when one ends early.
+    A loop must make (warm_up + rounds) * turns * length + 1 steps: the rounds of `warm_up` do not count, the one step
+    more shows that the last turn is over. Raises what a loop raised, and `RuntimeError` when one ends early.
     """
     sides = {name: Turns(length) for name in loops}
     order, taken = random.Random(0), []
     with ThreadPoolExecutor(len(loops)) as pool:
         running = {name: pool.submit(side.run, _bound(loops[name], side)) for name, side in sides.items()}
+
+        def turn() -> dict[str, Spent]:
+            return {name: _turn(sides[name], running[name]) for name in order.sample(list(loops), len(loops))}
+
         with _abandoning(sides):
-            for number in range(-1, warm_up + rounds):  # The first turn leads to a loop's first step.
-                names = order.sample(list(loops), len(loops))
-                spent = {name: _turn(sides[name], running[name]) for name in names}
+            turn()  # Leads to each loop's first step.
+            for number in range(warm_up + rounds):
+                several = [turn() for _ in range(turns)]
                 if number >= warm_up:
-                    taken.append(spent)
+                    taken.append({name: _sum([spent[name] for spent in several]) for name in loops})
             for name, side in sides.items():
                 side.take()
                 running[name].result()
     return taken
+
+
+def _sum(spent: list[Spent]) -> Spent:
+    return Spent(sum(one.wall for one in spent), sum(one.processor for one in spent))
+
+
+def keep_memory() -> bool:
+    """One heap for all threads, which keeps what is freed; False where the C library is not glibc.
+
+    Otherwise each thread has a heap of its own, and by chance that of one loop gives its activations back after every
+    step and fetches them anew, page by page, while that of another does not: up to a factor of two for a small CNN.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    settings = {_ARENA_MAX: 1, _MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**31 - 1}
+    return mallopt is not None and all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
 def _bound(loop: Callable[[Turns], None], side: Turns) -> Callable[[], None]:

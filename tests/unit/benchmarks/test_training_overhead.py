@@ -3,6 +3,7 @@
 import copy
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,12 +72,25 @@ def test_one_loop_runs_at_a_time_and_each_gets_its_turns() -> None:
 
         return steps
 
-    taken = side_by_side({"a": loop("a"), "b": loop("b")}, length=4, warm_up=1, rounds=2)
+    taken = side_by_side({"a": loop("a"), "b": loop("b")}, length=4, turns=1, warm_up=1, rounds=2)
     assert [set(spent) for spent in taken] == [{"a", "b"}] * 2
     assert all(one.wall > 0 for spent in taken for one in spent.values())
     assert running.count("a") == running.count("b") == 13
     turns = ["".join(running[start : start + 4]) for start in range(0, 24, 4)]
     assert set(turns) == {"aaaa", "bbbb"}
+
+
+def test_a_round_is_the_sum_of_its_turns() -> None:
+    def loop(turns: Turns) -> None:
+        for _ in range(2 * 3 * 2 + 1):
+            turns.step()
+            deadline = time.perf_counter() + 0.002
+            while time.perf_counter() < deadline:
+                pass
+
+    taken = side_by_side({"busy": loop}, length=2, turns=3, warm_up=0, rounds=2)
+    assert len(taken) == 2
+    assert all(spent["busy"].wall >= 6 * 0.002 for spent in taken)  # Each of 6 steps takes no less.
 
 
 def test_what_a_loop_raises_comes_out_and_ends_the_others() -> None:
