@@ -180,6 +180,14 @@ def _take_less_at_a_time(job: Job, run: Run) -> None:
 
 
 def _validate(job: Job, run: Run) -> Scored:
+    """Of the weights and of their average. Where memory runs out, again with less at a time."""
+    while (scored := _scored(job, run)) is None:
+        _take_less_at_a_time(job, run)
+    return scored
+
+
+def _scored(job: Job, run: Run) -> Scored | None:
+    """None when memory ran out."""
     score = partial(
         evaluate,
         job.module,
@@ -191,9 +199,14 @@ def _validate(job: Job, run: Run) -> Scored:
         around=partial(_blaming_network, job),
     )
     average = run.parts.average
-    with average.in_place() if average is not None else nullcontext():
-        of_average = score() if average is not None else None
-    return Scored(score(), of_average)
+    try:
+        with average.in_place() if average is not None else nullcontext():
+            of_average = score() if average is not None else None
+        return Scored(score(), of_average)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
 
 
 @contextmanager

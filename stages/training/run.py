@@ -243,9 +243,11 @@ class Run:
         self.flush()  # So that events come in the order of their steps.
         former, self.condition.micro_batch = self.condition.micro_batch, to
         self.condition.anomaly = True
-        ids = self._ids(self.epoch, self.window)
         what = f"micro-batch {former} did not fit into memory; going on with {to}, the effective batch stays"
-        self._event({"kind": "out_of_memory", "step": self.step + 1, "epoch": self.epoch, "what": what, "samples": ids})
+        event: Row = {"kind": "out_of_memory", "step": self.step + 1, "epoch": self.epoch, "what": what}
+        if self.window == len(self.parts.sizes):  # In the validation, which belongs to no step's samples.
+            event |= {"step": self.step, "samples": []}
+        self._event(event)
 
     def roll_back(self, lost: NonFinite) -> bool:
         """Back to the last good checkpoint with half the learning rate; False when the tries are used up."""

@@ -178,3 +178,27 @@ def test_halving_can_be_forbidden(tmp_path: Path, prepared: Prepared) -> None:
     with pytest.raises(BadParams, match="4 samples do not fit"):
         fit(run(tmp_path, prepared, hungry, 4, **PLAIN, recovery={"halve_micro_batch": False}))
     assert hungry.failures == 1
+
+
+class HungryInValidation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training and len(values) > 2:
+            out_of_cuda_memory()
+        return self.inner(values)
+
+
+def test_a_validation_that_does_not_fit_takes_less_at_a_time(tmp_path: Path, prepared: Prepared) -> None:
+    job = run(tmp_path / "a", prepared, HungryInValidation(), 4, **PLAIN, ema={"decay": 0.9})
+    assert fit(job).micro_batch == 2
+    (event,) = rows(job, "events.jsonl")
+    assert (event["kind"], event["step"], event["epoch"], event["samples"]) == ("out_of_memory", 6, 1, [])
+    good = run(tmp_path / "b", prepared, Hungry(plain(), 8), 4, **PLAIN, ema={"decay": 0.9})
+    fit(good)
+    assert rows(job, "steps.jsonl")[:6] == rows(good, "steps.jsonl")[:6]
+    for one, other in zip(rows(job, "epochs.jsonl"), rows(good, "epochs.jsonl"), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
+        assert one["val_confusion"] == other["val_confusion"]
