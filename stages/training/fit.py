@@ -181,8 +181,10 @@ def _take_less_at_a_time(job: Job, run: Run) -> None:
 
 def _validate(job: Job, run: Run) -> Scored:
     """Of the weights and of their average. Where memory runs out, again with less at a time."""
-    while (scored := _scored(job, run)) is None:
+    scored = _scored(job, run)
+    while job.ranks.any(scored is None)[0] or scored is None:
         _take_less_at_a_time(job, run)
+        scored = _scored(job, run)
     return scored
 
 
