@@ -12,8 +12,8 @@ from stages.runtime import state
 from stages.runtime.files import digest, files_below, read_json, sha256_bytes, sha256_file, write_json
 
 RECORDED_SUFFIXES = (".safetensors", ".onnx")
-_NOT_DIRTY = (":(exclude)artifacts", ":(exclude)dvc.lock")
-"""Results of a run: they change with every run and say nothing of the code."""
+_NOT_DIRTY = (":(exclude)artifacts", ":(exclude)dvc.lock", ":(exclude)params.yaml")
+"""Results of a run, which say nothing of the code, and the parameters, which are recorded by value."""
 
 
 def git_state() -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_predict_needs_nothing_else(bare_python: Path, images: Path, tmp_path: P
     bundle = make_bundle(make_inputs(images, conv_net(prepared, (4, 8)), tmp_path), tmp_path / "bundle")
     samples = prepared.read(prepared.indices("test")[:3])
     Image.fromarray(samples[0, :, :, 0]).save(tmp_path / "one.png")
-    np.savez(tmp_path / "three.npz", samples)
+    np.savez(tmp_path / "three.npz", x_train=samples[..., 0], y_train=np.zeros(3))  # As a source takes it.
     command = ["predict.py", "--check", str(tmp_path / "one.png"), str(tmp_path / "three.npz")]
     alone, here = (
         subprocess.run([python, "-I", *command], cwd=bundle, capture_output=True, text=True, check=False)
