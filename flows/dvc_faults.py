@@ -13,9 +13,17 @@ _HOLDER = re.compile(r"\(PID (\d+)\): (.+)")
 _FAILED_STAGE = re.compile(r"failed to reproduce '([^']+)'")
 _EXITED = re.compile(r"exited with (-?\d+)$")
 _ERROR = re.compile(r"^ERROR: (?:configuration error(?: - )?)?(.*)")
-_FULL = ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system")
-_DENIED = ("Permission denied", "Errno 13", "Not a directory", "Errno 20", "File exists", "Errno 17")
-DISK_WORDS = (*_FULL, "Permission denied")
+_FULL = ("No space left on device", "File too large", "Disk quota exceeded")
+_DENIED = (
+    "Read-only file system",
+    "Permission denied",
+    "Errno 13",
+    "Not a directory",
+    "Errno 20",
+    "File exists",
+    "Errno 17",
+)
+DISK_WORDS = (*_FULL, "Read-only file system", "Permission denied")
 """The system's words for a full or forbidden disk, as other programs print them."""
 _MISSING = (
     "No such file or directory",

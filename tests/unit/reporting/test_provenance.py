@@ -103,6 +103,20 @@ def test_without_git_it_says_so(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no commit: no git repository or no commit" in out
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_repository_of_another_user_is_named_as_the_cause(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (repository, repository / ".git"):
+        os.chown(path, 65534, 65534)
+    record.write("bundle", [BUNDLE], IDENTITY, {})
+    _, out, _ = shown(capsys, "show", "artifacts/bundle")
+    assert (
+        f"git refuses the folder, since another user owns it (git config --global --add safe.directory {repository})"
+        in out
+    )
+
+
 def test_the_history_of_dvc_lock_names_the_commit(repository: Path) -> None:
     lock(repository, WEIGHTS.parent, BUNDLE)
     first = commit(repository, "ran")
