@@ -71,6 +71,7 @@ def _read_labels(folder: Path, manifest: dict[str, Any]) -> list[str]:
 
 
 def _load_model(path: Path, threads: int) -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Else it reports the model's names and hashes to its maker.
     try:
         import onnxruntime  # Here, so that a bundle can be checked before it is known to be whole.
     except ImportError:
