@@ -8,7 +8,7 @@ run: .venv/run.ok
 	$(BIN)/python -m flows.cli run
 
 test: .venv/dev.ok
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/dev.ok
 	$(BIN)/ruff check .

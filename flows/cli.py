@@ -118,10 +118,27 @@ def _where_the_code_is(found: dict[str, Any]) -> str:
 @cli.command(epilog=_examples("shipway release", "shipway release /srv/models/digits"))
 def release(
     dest: Annotated[Path | None, typer.Argument(help="A folder; paths.production of params.yaml if left out.")] = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Release the bundle even if it is not up to date.")] = False,
 ) -> int:
-    """Copy the bundle and its run record to where it is used."""
-    workspace.root()
+    """Copy the bundle and its run record to where it is used.
+
+    A bundle that params.yaml, code or data have moved away from (also by a run that a gate stopped) is refused.
+    """
+    tree = workspace.root()
+    if not stale:
+        _require_up_to_date(tree)
     return _call([*_REPORTING, "release", "--", str(dest or load()["paths"]["production"])])
+
+
+def _require_up_to_date(tree: Path) -> None:
+    from flows import dvc  # Half a second that other commands need not wait.
+
+    changed = dvc.plan(tree, running.say).candidates("bundle")
+    if changed:
+        what = f"{changed[0]} and {len(changed) - 1} more" if len(changed) > 1 else changed[0]
+        raise Refused(
+            Exit.PARAMS, f"artifacts/bundle is not up to date ({what} would run); `shipway run`, or release it --stale"
+        )
 
 
 @cli.command(epilog=_examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))

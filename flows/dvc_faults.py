@@ -13,11 +13,26 @@ _HOLDER = re.compile(r"\(PID (\d+)\): (.+)")
 _FAILED_STAGE = re.compile(r"failed to reproduce '([^']+)'")
 _EXITED = re.compile(r"exited with (-?\d+)$")
 _ERROR = re.compile(r"^ERROR: (?:configuration error(?: - )?)?(.*)")
-_FULL = ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system")
-_DENIED = ("Permission denied", "Errno 13", "Not a directory", "Errno 20", "File exists", "Errno 17")
-DISK_WORDS = (*_FULL, "Permission denied")
+_FULL = ("No space left on device", "File too large", "Disk quota exceeded")
+_DENIED = (
+    "Read-only file system",
+    "Permission denied",
+    "Errno 13",
+    "Not a directory",
+    "Errno 20",
+    "File exists",
+    "Errno 17",
+)
+DISK_WORDS = (*_FULL, "Read-only file system", "Permission denied")
 """The system's words for a full or forbidden disk, as other programs print them."""
-_MISSING = ("No such file or directory", "missing data 'source'", "missing-files", "does not exist", "Missing cache")
+_MISSING = (
+    "No such file or directory",
+    "missing data 'source'",
+    "missing-files",
+    "does not exist",
+    "Missing cache",
+    "is not a file or directory",
+)
 _PARAMS_FAULTS = re.compile(r"Parameters '.*' are missing from|Could not find '[^']+'")
 _FILE_FAULTS = ("dvc.yaml", "dvc.lock", ".dvc' ", "failed to parse", "is invalid", "validation failed")
 
@@ -110,6 +125,8 @@ def from_exception(error: Exception) -> Exception:
         return Busy(_busy_sentence(str(error)))
     if isinstance(error, NotDvcRepoError):
         return Refused(Exit.PARAMS, "no DVC repository here (.dvc is missing); take a whole clone, or run `dvc init`")
+    if isinstance(error, ImportError):  # A remote storage whose client is not installed.
+        return Refused(Exit.PARAMS, f"DVC: {words}; install what it names, or give a path on this machine")
     if isinstance(error, OSError):
         code, advice = _kind(words)
         return Refused(Exit.DISK if code == Exit.BUG else code, f"DVC: {words}; {advice}")

@@ -36,6 +36,7 @@ def run(request: Request) -> int:
     """The exit code of the stage that ended the run, or 0. Raises `Refused`."""
     tree = workspace.root()
     workspace.check_writable(tree)
+    _look_at_git(tree)
     with workspace.only_run(tree, say):
         before = _edit(request, tree)
         plan = dvc.plan(tree, say)
@@ -54,6 +55,12 @@ def run(request: Request) -> int:
             say(_nothing_to_do(plan, steps, request.stage))
         complete = request.stage is None or not dvc.plan(tree, say).candidates()
         return _report(tree) if complete else Exit.DONE
+
+
+def _look_at_git(tree: Path) -> None:
+    """A folder of another user's (a container's volume): git refuses it, and no record could name a commit."""
+    if (tree / ".git").exists() and supervisor.call(["git", "rev-parse", "--git-dir"], cwd=tree, capture=True)[0]:
+        say("warning: git refuses to work here (see above): what this run makes will name no commit")
 
 
 def _edit(request: Request, tree: Path) -> bytes:

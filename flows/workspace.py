@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.ends import Refused
@@ -13,7 +13,7 @@ from stages.config.exits import Exit
 STATE = Path(".shipway")
 _LOCK = STATE / "run.lock"
 _PROBE_BYTES = 64 * 1024
-_WRITTEN = (Path("artifacts"), STATE, Path(".dvc"))
+_WRITTEN = (Path("artifacts"), STATE, Path(".dvc"), Path(".dvc/tmp"), Path(".dvc/cache"))
 _WAIT_LIMIT_S = 3600.0
 _LOOK_S = 0.5
 _SAY_EVERY_S = 60.0
@@ -43,7 +43,7 @@ def check_writable(tree: Path) -> None:
     """Looks, before DVC deletes anything, that what a run writes can be written. Raises `Refused`."""
     _probe(tree, tree)
     for folder in _WRITTEN:
-        if folder.name != ".dvc":  # It belongs to DVC, which says what is wrong when it is missing.
+        if folder.parts[0] != ".dvc":  # It belongs to DVC, which says what is wrong when it is missing.
             _make(tree / folder, tree)
         if (tree / folder).is_dir():
             _probe(tree / folder, tree)
@@ -73,7 +73,8 @@ def _probe(folder: Path, tree: Path) -> None:
             Exit.DISK, f"cannot write into {where}: {error.strerror}; free space or fix its permissions, then run again"
         ) from None
     finally:
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):  # What went wrong before says more.
+            probe.unlink(missing_ok=True)
 
 
 @contextmanager

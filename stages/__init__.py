@@ -6,3 +6,7 @@ import os
 # another process needs (a browser, a second run), and small training steps get many times slower; without spinning at
 # all they get twice as slow on a quiet machine. Must stand before torch is loaded; changes no result.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+# ONNX Runtime (1.29 and later) sends the names and hashes of models and graphs to its maker unless told not to. Whoever
+# wants that sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,14 +1,22 @@
 """Section `data`: where the raw data comes from."""
 
+import os
 import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stages.config.base import Count, Kwargs, Section
+from stages.config.base import Kwargs, Section
+
+WRITTEN = "artifacts"
+"""Folder of what the stages leave."""
 
 BUILT_IN_SOURCES = ("digits", "fashion_mnist", "image_folder", "npz")
 IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+
+
+Side = Annotated[int, Field(ge=1, le=4096)]
+"""Of an image, in pixels."""
 
 
 class Data(Section):
@@ -24,7 +32,7 @@ class Data(Section):
     kwargs: Kwargs = {}
     """Keyword arguments for a factory of your own; the built-in sources take none."""
 
-    resize: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    resize: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
     """[height, width] in pixels to which `image_folder` resizes (bilinear); needed when the images differ in size."""
 
     grayscale: bool = False
@@ -35,6 +43,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _settings_take_effect(self) -> Self:
+        _check_path(self.path)
         own = bool(IMPORT_PATH.match(self.source))
         if not own and self.source not in BUILT_IN_SOURCES:
             raise ValueError(f"source must be one of {', '.join(BUILT_IN_SOURCES)}, or package.module:factory")
@@ -43,3 +52,13 @@ class Data(Section):
         if self.source != "image_folder" and (self.resize is not None or self.grayscale):
             raise ValueError(f"resize and grayscale belong to source 'image_folder', not to {self.source!r}")
         return self
+
+
+def _check_path(path: str) -> None:
+    if not path.isprintable():
+        raise ValueError("path must be printable text, without control characters")
+    if "://" in path:
+        raise ValueError("path must be a file or folder on this machine; fetch remote data first (`dvc import-url`)")
+    place, written = os.path.realpath(path), os.path.realpath(WRITTEN)
+    if os.path.commonpath([place, written]) in (place, written):
+        raise ValueError(f"path must neither lie in {WRITTEN}/ nor hold it: that is what the stages write")

@@ -28,7 +28,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError([f"{path}: not found; run from the root of the repository"]) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (
+        YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # No UTF-8, a number too long to be one.
         raise ParamsError([f"{path}: no valid YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(loaded, dict):
         raise ParamsError([f"{path}: must hold sections (key: value), got {type(loaded).__name__}"])

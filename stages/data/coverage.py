@@ -33,7 +33,7 @@ def check_coverage(counts: dict[str, list[int]], classes: tuple[str, ...], min_p
     empty = [name for name, row in counts.items() if sum(row) == 0]
     if empty:
         sizes = ", ".join(f"{name} {sum(row)}" for name, row in counts.items())
-        advice = "add samples or raise its share in section prepare_data"
+        advice = "add samples (copies of one count once) or raise its share in section prepare_data"
         raise BadData(f"no split may be empty; {' and '.join(empty)} would be ({sizes}): {advice}", evidence)
     short = [index for index in range(len(classes)) if min(counts[name][index] for name in _REQUIRED) < min_per_class]
     if not short:

@@ -4,7 +4,8 @@
     python predict.py --json photo.png                    the same as JSON, with the probability of every class
     python predict.py --check                             checksums and stored predictions of the bundle
 
-Samples: PNG or JPEG files, folders of them, .npy (N, ...) or .npz (one array, or one named images, samples or x).
+Samples: PNG or JPEG files, folders of them, .npy (N, ...) or .npz (one array, or one named images, samples, x,
+x_train or train_images).
 Ends with 0; 64 for a wrong command line; 65 for a damaged bundle or samples that it cannot take, with one line why.
 """
 
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 USAGE, BAD_DATA = 64, 65
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-ARRAY_NAMES = ("images", "samples", "x")
+ARRAY_NAMES = ("images", "samples", "x", "x_train", "train_images")
 _BATCH = 128
 _PIECE_BYTES = 2**20
 _ERRORS_ONLY = 3
@@ -70,6 +71,7 @@ def _read_labels(folder: Path, manifest: dict[str, Any]) -> list[str]:
 
 
 def _load_model(path: Path, threads: int) -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Else it reports the model's names and hashes to its maker.
     try:
         import onnxruntime  # Here, so that a bundle can be checked before it is known to be whole.
     except ImportError:
@@ -277,6 +279,9 @@ def _load_array(path: Path) -> npt.NDArray[Any]:
 
 def check_samples(bundle: Bundle, samples: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """Samples as (n, *shape), a single one made a batch of one. Raises `RefusedError` for what does not fit."""
+    one_channel = len(bundle.shape) == 3 and bundle.shape[2] == 1
+    if one_channel and samples.ndim in (2, 3) and samples.shape[-2:] == bundle.shape[:2]:
+        samples = samples[..., None]  # (n, H, W) or (H, W): the sources take them so, too.
     batch = samples[None] if samples.shape == bundle.shape else samples
     if batch.shape[1:] != bundle.shape or batch.dtype != bundle.dtype:
         raise RefusedError(

@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from stages.checkpoints.dvclock import LOCK_FILE, dvc_md5
 from stages.reporting import git
+from stages.runtime import record
 
 _MAX_FOLDERS_UP = 3
 """An output folder lies at most so far above a file in it (artifacts/train/model/weights.safetensors)."""
@@ -29,7 +30,8 @@ class Origin:
 def find(path: Path, identity: Mapping[str, Any] | None) -> Origin:
     """Looks for the artifact's own hash, then for it inside a recorded folder, then for its parameters."""
     if git.head() is None:
-        return Origin(None, "there is no git repository (or no commit) here, so dvc.lock has no history")
+        why = record.refusal() or "there is no git repository (or no commit) here"
+        return Origin(None, f"{why}, so dvc.lock has no history")
     hashes = list(_hashes(path))
     for found in hashes:
         commit = git.first_with(found, LOCK_FILE)

@@ -191,7 +191,7 @@ def checked_out(made: Mapping[str, Any]) -> str:
     """How what is checked out now stands to the commit that made it."""
     now = git.head()
     if now is None:
-        return "there is no git repository here"
+        return record.refusal() or "there is no git repository here"
     if made.get("commit") is None:
         return "its commit is not known"
     return "its commit is checked out" if now == made["commit"] else f"another commit is checked out: {now[:12]}"

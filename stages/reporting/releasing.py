@@ -10,18 +10,20 @@ from stages.reporting.provenance import MANIFEST, RECORD_SUFFIX, describe, find_
 from stages.runtime.exits import BadData, BadParams, DiskFault
 from stages.runtime.files import digest, files_below, sync_folder, write_json
 
-ARTIFACTS = Path("artifacts")
-
 
 def release(bundle: Path, dest: Path) -> Path:
     """Copies the bundle to `dest/<digest>`, its record to `dest/<digest>.record.json`. Returns the copy's folder.
 
     The copy appears whole or not at all, and is read back before it does. A bundle that is there already is left as
-    it is. Raises `BadData` for a damaged bundle, `BadParams` for a destination among the artifacts, `DiskFault` when
+    it is. Raises `BadData` for a damaged bundle, `BadParams` for a destination inside the repository, `DiskFault` when
     something else lies at its place or the system refuses.
     """
     try:
         return _release(bundle, dest)
+    except shutil.Error as error:  # One line for each file that could not be copied.
+        raise DiskFault(
+            f"cannot release {bundle} to {dest}: {error.args[0][0][2]}; choose another folder or free space"
+        ) from error
     except OSError as error:  # Also what only odd places have: /proc says that a folder "does not exist" as it is made.
         raise DiskFault(f"cannot release {bundle} to {dest}: {error}; choose another folder or free space") from error
 
@@ -32,18 +34,17 @@ def _release(bundle: Path, dest: Path) -> Path:
     place = Path(os.path.realpath(dest))  # Unlike Path.resolve, a circle of links is left to mkdir, which names it.
     if place.is_relative_to(bundle.resolve()):
         raise BadParams(f"the destination {dest} lies inside the bundle; choose a folder outside")
-    if place.is_relative_to(ARTIFACTS.resolve()):
-        raise BadParams(f"the destination {dest} lies inside {ARTIFACTS}/; choose a folder outside")
+    if place.is_relative_to(Path.cwd().resolve()):
+        raise BadParams(f"the destination {dest} lies inside the repository; choose a folder outside")
     verify(bundle)
     found = digest(bundle)
     dest.mkdir(parents=True, exist_ok=True)
     target = dest / found
-    write_json(dest / f"{found}{RECORD_SUFFIX}", _record(bundle, found))
-    if target.exists():
-        if not target.is_dir() or digest(target) != found:
-            raise DiskFault(f"{target} holds something else than this bundle; move it away, then release again")
-        return target
-    _copy(bundle, target, found)
+    if target.exists() and (not target.is_dir() or digest(target) != found):
+        raise DiskFault(f"{target} holds something else than this bundle; move it away, then release again")
+    if not target.exists():
+        _copy(bundle, target, found)
+    write_json(dest / f"{found}{RECORD_SUFFIX}", _record(bundle, found))  # Last: no record without its bundle.
     return target
 
 

@@ -12,15 +12,15 @@ from stages.runtime import state
 from stages.runtime.files import digest, files_below, read_json, sha256_bytes, sha256_file, write_json
 
 RECORDED_SUFFIXES = (".safetensors", ".onnx")
-_NOT_DIRTY = (":(exclude)artifacts", ":(exclude)dvc.lock")
-"""Results of a run: they change with every run and say nothing of the code."""
+_NOT_DIRTY = (":(exclude)artifacts", ":(exclude)dvc.lock", ":(exclude)params.yaml")
+"""Results of a run, which say nothing of the code, and the parameters, which are recorded by value."""
 
 
 def git_state() -> dict[str, Any]:
     """Commit, branch and a hash of everything uncommitted. Outside git: `{"commit": None, "why": ...}`."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
-        return {"commit": None, "branch": None, "dirty": None, "why": "no git repository or no commit"}
+        return {"commit": None, "branch": None, "dirty": None, "why": refusal() or "no git repository or no commit"}
     branch = _git("symbolic-ref", "--short", "-q", "HEAD")
     return {
         "commit": commit.decode().strip(),
@@ -28,6 +28,17 @@ def git_state() -> dict[str, Any]:
         "why": None if branch else "detached HEAD",
         "dirty": _dirty_hash(),
     }
+
+
+def refusal() -> str | None:
+    """Why git does not work with this folder, where another user owns it (a container's volume); else None."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "--git-dir"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # No git on this machine.
+        return None
+    if "dubious ownership" not in done.stderr:
+        return None
+    return f"git refuses the folder, since another user owns it (git config --global --add safe.directory {Path.cwd()})"
 
 
 def _dirty_hash() -> str | None:

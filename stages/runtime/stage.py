@@ -68,6 +68,10 @@ def main(run: Callable[[Any, Any, Any], Result], stage: str, libraries: Sequence
         code, sentence, evidence = Exit.PARAMS, str(error), {"problems": list(error.problems)}
     except stopping.StopRequested:
         code, sentence, evidence = Exit.STOPPED, "stopped on request; run again to go on", {}
+    except (SystemExit, KeyboardInterrupt) as error:  # Ctrl-C comes as StopRequested: this was the user's own code.
+        said = f"{type(error).__name__}({error})"
+        code, evidence = Exit.PARAMS, {"traceback": traceback.format_exc()}
+        sentence = f"your own code (factory, dataset, network) tried to end the process: {said}; let it raise an error"
     except Exception as error:
         code, sentence, evidence = _describe(error)
     _finish(last, address, code, sentence, evidence, time.monotonic() - started)

@@ -214,14 +214,14 @@ def begin(workspace: Workspace, *module: str, **extra: str) -> "subprocess.Popen
 def until_sleeping(workspace: Workspace) -> int:
     """Waits until `second@b` sleeps (TINY_END=sleep); its process id."""
     path = workspace.root / "sleeping.pid"
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 300.0
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline, "second@b was not reached"
         time.sleep(0.05)
     return int(path.read_text())
 
 
-def until_gone(pid: int, limit_s: float = 30.0) -> None:
+def until_gone(pid: int, limit_s: float = 120.0) -> None:
     """Waits until a process has ended."""
     deadline = time.monotonic() + limit_s
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

@@ -142,6 +142,17 @@ def test_int8_can_be_asked_for_and_is_small(copied: Workspace) -> None:
     copied.shipway("verify", "artifacts/bundle")
 
 
+def test_a_bundle_that_is_not_up_to_date_is_released_only_when_asked(copied: Workspace, tmp_path: Path) -> None:
+    params = copied.root / "params.yaml"
+    params.write_text(params.read_text().replace("min_speedup: 1.1", "min_speedup: 1.2"))
+    refused = copied.shipway("release", str(tmp_path / "models"), check=False)
+    assert refused.returncode == 64
+    assert "artifacts/bundle is not up to date (quantize and 2 more would run)" in refused.stderr
+    assert not (tmp_path / "models").exists()
+    copied.shipway("release", "--stale", str(tmp_path / "models"))
+    assert (tmp_path / "models").is_dir()
+
+
 def test_release_takes_the_record_along_and_predict_reads_it(copied: Workspace, tmp_path: Path) -> None:
     copied.shipway("release", str(tmp_path / "models"))
     (released,) = [path for path in (tmp_path / "models").iterdir() if path.is_dir()]

@@ -87,6 +87,12 @@ def test_a_stage_that_works_moves_its_outputs_in_place(workspace: Workspace) -> 
         ("raise OSError(errno.ENOSPC, 'No space left on device')", 74, "free space"),
         ("raise PermissionError(errno.EACCES, 'Permission denied', 'x')", 74, "permissions"),
         ("raise RuntimeError('write failed: No space left on device (28)')", 74, "free space"),
+        (
+            "raise SystemExit(0)",
+            64,
+            "your own code (factory, dataset, network) tried to end the process: SystemExit(0)",
+        ),
+        ("raise KeyboardInterrupt", 64, "KeyboardInterrupt"),
         ("raise KeyError('x')", 70, "a bug of Shipway, please report it: KeyError"),
         ("return Result('unfinished')", 70, "did not write artifacts/"),
     ],

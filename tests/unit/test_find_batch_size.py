@@ -46,15 +46,15 @@ def not_in_training(classes: int) -> Any:
     return Fails(6, classes)
 
 
-def as_slow_together(classes: int) -> Any:
-    """Its time is that of its samples, however they are split."""
+def slower_together(classes: int) -> Any:
+    """More samples at once take more time each: a larger micro-batch is never clearly faster."""
     import time
 
     from torch import nn
 
     class Slow(nn.Linear):
         def forward(self, rows: Any) -> Any:
-            time.sleep(0.01 * len(rows))
+            time.sleep((0.01 if len(rows) <= 8 else 0.015) * len(rows))
             return super().forward(rows)
 
     return Slow(6, classes)
@@ -97,9 +97,9 @@ def test_medium_budget_gives_a_smaller_micro_batch_that_was_run(place: Path) -> 
     took = measured(place)
     assert took["peak_mib"] > BATCH * SAMPLE_MIB
     assert "whole batch fits" in whole["summary"]
-    budget = (took["peak_mib"] - 0.6 * BATCH * SAMPLE_MIB) / 0.9
+    budget = (took["peak_mib"] - 0.3 * BATCH * SAMPLE_MIB) / 0.9  # Far from the whole batch and from half of it.
     found = find(place, memory_budget_mib=budget, safety_margin=0.1)
-    assert found["micro_batch"] in (BATCH // 2, BATCH // 4)
+    assert found["micro_batch"] == BATCH // 2
     assert found["accumulation"] * found["micro_batch"] == BATCH
     tried = found["evidence"]["tried"]
     assert [row["fits"] for row in tried] == [False] * (len(tried) - 1) + [True]
@@ -110,7 +110,7 @@ def test_medium_budget_gives_a_smaller_micro_batch_that_was_run(place: Path) -> 
     assert again["micro_batch"] == found["micro_batch"]
 
 
-@pytest.mark.parametrize(("model", "expected"), [("mlp", 64), ("as_slow_together", 8)])
+@pytest.mark.parametrize(("model", "expected"), [("mlp", 64), ("slower_together", 8)])
 def test_a_kept_small_one_grows_where_that_is_clearly_faster(place: Path, model: str, expected: int) -> None:
     """8 of 64 was kept in a moment of low memory; now there is enough."""
     assert find(place, model=model, batch_size=64)["micro_batch"] == 64

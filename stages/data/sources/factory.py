@@ -26,7 +26,7 @@ class FactorySource:
         self.name = name
         self.dataset = dataset
         self.classes = classes
-        self.total = len(dataset)
+        self.total = _length(name, dataset)
 
     def chunks(self) -> Iterator[Chunk]:
         """See `ArraySource`. Raises `BadParams` when the dataset raises or gives no (sample, label)."""
@@ -84,6 +84,13 @@ def open_factory(name: str, kwargs: Mapping[str, Any], seed: int, threads: int) 
         wanted = "must return a Dataset with __len__ and __getitem__"
         raise BadParams(f"data.source: {name} {wanted}; got {type(dataset).__name__}")
     return FactorySource(name, dataset, _classes(name, dataset))
+
+
+def _length(name: str, dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise _fault(f"data.source: __len__ of what {name} returned raised", error) from None
 
 
 def _fault(what: str, error: Exception) -> BadParams:

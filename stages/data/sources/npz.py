@@ -16,6 +16,7 @@ LABEL_KEYS = ("labels", "y", "y_train", "train_labels")
 TEST_SAMPLE_KEYS = ("x_test", "test_images")
 TEST_LABEL_KEYS = ("y_test", "test_labels")
 CLASSES_KEY = "classes"
+_NPY_MAGIC = b"\x93NUMPY"
 _KNOWN = (*SAMPLE_KEYS, *LABEL_KEYS, *TEST_SAMPLE_KEYS, *TEST_LABEL_KEYS, CLASSES_KEY)
 
 
@@ -37,6 +38,10 @@ def open_npz(path: Path) -> InMemory:
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    with path.open("rb") as file:
+        is_single_array = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
+    if not zipfile.is_zipfile(path) and not is_single_array:
+        raise BadData(f"{path}: no .npz archive, or one that was cut off; write it with np.savez")
     try:
         with path.open("rb") as file:  # Opened here: numpy leaves the file open when it is damaged.
             archive = np.load(file, allow_pickle=False)

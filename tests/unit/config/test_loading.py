@@ -54,6 +54,11 @@ def test_all_faults_come_at_once() -> None:
         ("train.cycles", 3, ["train", "cycles belongs to schedule 'cosine_restarts'"]),
         ("train.augment", {}, ["train.augment", "must switch something on"]),
         ("data.source", "mnist", ["data", "must be one of digits", "package.module:factory"]),
+        ("data.path", "s3://bucket/x", ["data", "must be a file or folder on this machine"]),
+        ("data.path", "a\0b", ["data", "printable text"]),
+        ("data.path", ".", ["data", "must neither lie in artifacts/ nor hold it"]),
+        ("data.path", "artifacts/prepare_data/data", ["data", "must neither lie in artifacts/"]),
+        ("data.resize", [9999, 8], ["data.resize.0", "less than or equal to 4096"]),
         ("data.kwargs", {"a": 1}, ["data", "kwargs go to a factory"]),
         ("data.resize", [8, 8], ["data", "resize and grayscale belong to source 'image_folder'"]),
         ("prepare_data", 5, ["prepare_data", "got 5"]),
@@ -75,7 +80,14 @@ def test_a_missing_section_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("a: [1", "no valid YAML"), ("- 1", "must hold sections"), ("", "must hold sections")]
+    ("text", "said"),
+    [
+        ("a: [1", "no valid YAML"),
+        ("a: " + "9" * 5000, "no valid YAML"),
+        ("[" * 3000, "no valid YAML"),
+        ("- 1", "must hold sections"),
+        ("", "must hold sections"),
+    ],
 )
 def test_a_broken_file_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "params.yaml"

@@ -86,6 +86,12 @@ def number():
 def no_length():
     return (pair for pair in [])
 
+def odd_length():
+    class Odd:
+        __len__ = lambda self: -1
+        __getitem__ = lambda self, index: ([1.0], 0)
+    return Odd()
+
 def item_raises():
     return Rows(lambda i: [1.0] if i < 7 else {}["key"])
 
@@ -210,6 +216,7 @@ def test_bad_samples_are_the_datas_fault(use: Callable[..., Any], factory: str, 
         ("raises", "own_data:raises raised: RuntimeError: no such table"),
         ("number", "must return a Dataset with __len__ and __getitem__; got int"),
         ("no_length", "must return a Dataset with __len__ and __getitem__; got generator"),
+        ("odd_length", "__len__ of what own_data:odd_length returned raised: ValueError"),
         ("item_raises", "sample 7 of own_data:item_raises raised: KeyError: 'key'"),
         ("no_pair", "sample 1 must be (sample, label); got ndarray"),
         ("triple", "sample 0 must be (sample, label); got tuple of 3"),

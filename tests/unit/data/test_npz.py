@@ -91,7 +91,7 @@ def _flipped(path: Path) -> None:
 @pytest.mark.parametrize("make", [_empty, _text, _pickle, _array, _truncated, _flipped])
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "a.npz")
-    with pytest.raises(BadData, match=r"a\.npz: (no readable|must be an|holds Python)"):
+    with pytest.raises(BadData, match=r"a\.npz: (no readable|must be an|no .npz archive)"):
         open_npz(tmp_path / "a.npz")
 
 

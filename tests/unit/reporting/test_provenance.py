@@ -71,6 +71,15 @@ def test_show_tells_of_a_dirty_tree_and_a_detached_head(repository: Path, capsys
     assert "detached HEAD" in out
 
 
+def test_changed_parameters_alone_are_no_uncommitted_changes(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are recorded by value, and `restore` writes them back."""
+    (repository / "params.yaml").write_text("seed: 1\n")
+    record.write("bundle", [BUNDLE], IDENTITY, {})
+    assert "uncommitted changes" not in shown(capsys, "show", "artifacts/bundle")[1]
+
+
 def test_show_onnx_and_safetensors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "stage      quantize" in shown(capsys, "show", "artifacts/quantize/model/model.onnx")[1]
     assert "stage      train" in shown(capsys, "show", str(WEIGHTS))[1]
@@ -92,6 +101,20 @@ def test_without_git_it_says_so(here: Path, capsys: pytest.CaptureFixture[str]) 
     record.write("bundle", [BUNDLE], IDENTITY, {})
     _, out, _ = shown(capsys, "show", "artifacts/bundle")
     assert "no commit: no git repository or no commit" in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_repository_of_another_user_is_named_as_the_cause(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (repository, repository / ".git"):
+        os.chown(path, 65534, 65534)
+    record.write("bundle", [BUNDLE], IDENTITY, {})
+    _, out, _ = shown(capsys, "show", "artifacts/bundle")
+    assert (
+        f"git refuses the folder, since another user owns it (git config --global --add safe.directory {repository})"
+        in out
+    )
 
 
 def test_the_history_of_dvc_lock_names_the_commit(repository: Path) -> None:
@@ -298,17 +321,20 @@ def test_a_release_overwrites_nothing_and_refuses_damage(
         (["artifacts/bundle", "artifacts/bundle/inside"], 64),
         (["artifacts/bundle", "artifacts/out"], 64),
         (["artifacts/bundle", "link to artifacts/out"], 64),
-        (["artifacts/bundle", "a file/out"], 74),
-        (["artifacts/bundle", "circle/out"], 74),
+        (["artifacts/bundle", "stages/models"], 64),
+        (["artifacts/bundle", "."], 64),
+        (["artifacts/bundle", ""], 64),
+        (["artifacts/bundle", "../a file/out"], 74),
+        (["artifacts/bundle", "../circle/out"], 74),
         (["artifacts/bundle", "/proc/x"], 74),
     ],
 )
 def test_a_release_that_cannot_be_is_one_line(
     here: Path, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "a file").write_text("")
+    (here.parent / "a file").write_text("")
     (here / "link to artifacts").symlink_to("artifacts")
-    (here / "circle").symlink_to("circle")
+    (here.parent / "circle").symlink_to("circle")
     got, out, err = shown(capsys, "release", *arguments)
     assert (got, out, len(err.splitlines())) == (code, "", 1), err
 
@@ -339,8 +365,8 @@ def test_a_name_that_starts_with_a_dash_works_after_two(here: Path, capsys: pyte
     assert shown(capsys, "show", "--", "-x.onnx")[1].startswith("-x.onnx: onnx\n")
     assert json.loads(shown(capsys, "show", "--json", "--", "-x.onnx")[1])["kind"] == "onnx"
     assert shown(capsys, "restore", "--", "-x.onnx")[0] == 0
-    assert shown(capsys, "release", "--", "-bundle", "-out")[0] == 0
-    assert (here / "-out" / digest(BUNDLE)).is_dir()
+    assert shown(capsys, "release", "--", "-bundle", "../-out")[0] == 0
+    assert (here.parent / "-out" / digest(BUNDLE)).is_dir()
 
 
 @pytest.mark.parametrize(
