@@ -10,7 +10,7 @@ from stages.config.base import Count, Positive, Section
 class Amplitude(Section):
     """A validation loss that swings."""
 
-    epochs: Annotated[int, Field(ge=3)] = 5
+    epochs: Annotated[int, Field(ge=4)] = 5
     """Last epochs that are looked at."""
 
     share: Positive = 0.5

@@ -11,8 +11,8 @@ from stages.checkpoints import lineage
 from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm
-from stages.training.evaluate import Evaluation, evaluate
-from stages.training.history import Row, copy_published
+from stages.training.evaluate import Evaluation, evaluate, macro_f1
+from stages.training.history import Row, Sums, copy_published, number
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.recovery import Condition
@@ -59,6 +59,31 @@ class Best:
         val = values["val"]
         evaluation = None if val is None else Evaluation(**{**val, "confusion": tuple(map(tuple, val["confusion"]))})
         return cls(**{**values, "val": evaluation})
+
+
+SHOWN_CLASSES = 100
+"""With more classes an epoch's row leaves the confusion matrices out."""
+
+
+def epoch_row(epoch: int, step: int, sums: Sums, scored: Scored) -> Row:
+    """A row of epochs.jsonl: `sums` over the epoch's steps, `val_*` of the weights, `ema_*` of their average."""
+    val, confusion = scored.raw, sums.confusion.tolist()
+    samples = int(sums.confusion.sum())
+    row: Row = {
+        "epoch": epoch,
+        "step": step,
+        "train_loss": number(sums.loss / samples),
+        "train_accuracy": number(int(sums.confusion.trace()) / samples),
+        "val_loss": number(val.loss),
+        "val_accuracy": number(val.accuracy),
+        "val_macro_f1": number(val.macro_f1),
+        "train_macro_f1": number(macro_f1(confusion)),
+    }
+    if scored.average is not None:
+        row |= {"ema_val_loss": number(scored.average.loss), "ema_val_accuracy": number(scored.average.accuracy)}
+    if len(confusion) <= SHOWN_CLASSES:
+        row |= {"train_confusion": confusion, "val_confusion": [list(counts) for counts in val.confusion]}
+    return row
 
 
 def is_better(new: Evaluation, best: Evaluation | None) -> bool:

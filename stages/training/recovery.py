@@ -7,13 +7,16 @@ from typing import Any
 
 from stages.config.fit import Fit
 from stages.config.recovery import Amplitude
-from stages.training.history import Row
+from stages.training.history import NonFinite, Row
 
 LOOK_EVERY = 50
 """Steps between two looks at what was recorded: fixed, so that what follows from it repeats after a resume."""
 
 STEEP = 5.0
 """Times `clip_norm`: a gradient norm above it is far too large."""
+
+SKIPPED_AT_MOST = 40
+"""Steps that float16 may skip in a row: each halves the loss scale, which begins at 2^16."""
 
 AROUND = 5
 """Steps before and after an anomaly whose layers are recorded."""
@@ -37,6 +40,8 @@ class Condition:
 
     skipped: int = 0
     """Steps that float16 did not take: the schedule does not count them."""
+
+    skipped_in_a_row: int = 0
 
     watch_layers: tuple[int, int] = (0, -1)
     """First and last step around the last anomaly, whose layers are recorded."""
@@ -113,6 +118,16 @@ def look_at_norms(condition: Condition, settings: Fit, rows: list[Row]) -> list[
             }
         )
     return events
+
+
+def only_overflows(condition: Condition, rows: list[Row]) -> NonFinite | None:
+    """float16: so many steps skipped in a row that the loss scale cannot be at fault. Changes the condition."""
+    for row in rows:
+        condition.skipped_in_a_row = condition.skipped_in_a_row + 1 if row["skipped"] else 0
+        if condition.skipped_in_a_row == SKIPPED_AT_MOST:
+            what = f"gradients that are not finite in {SKIPPED_AT_MOST} steps in a row, whatever the loss scale"
+            return NonFinite(row["step"], row["epoch"], what)
+    return None
 
 
 def swings(losses: list[float], rule: Amplitude) -> bool:

@@ -1,28 +1,24 @@
 """The state of a training under way: position, best score, recoveries; how it is saved, resumed and rolled back."""
 
-import copy
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from stages.checkpoints import lineage
 from stages.checkpoints.background import Saver
 from stages.checkpoints.store import Saved
 from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
-from stages.training.evaluate import Evaluation, macro_f1
+from stages.training import snapshot
 from stages.training.feed import window_ids
-from stages.training.history import STEPS, History, NonFinite, Row, Step, Sums, copy_published, number, read_rows
+from stages.training.history import STEPS, History, NonFinite, Row, Step, copy_published, read_rows
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
-from stages.training.outcome import Best, Scored, fitted, history_meta, take
-from stages.training.recovery import LOOK_EVERY, Condition, anomaly_around, look_at_norms
+from stages.training.outcome import Best, Scored, epoch_row, fitted, history_meta, take
+from stages.training.recovery import LOOK_EVERY, Condition, anomaly_around, look_at_norms, only_overflows
 from stages.training.timings import Timings
 from stages.training.watching import after_epoch
-
-SHOWN_CLASSES = 100
-"""With more classes an epoch's row leaves the confusion matrices out."""
 
 
 @dataclass
@@ -60,7 +56,7 @@ class Run:
             condition=Condition.start(job.settings, job.micro_batch),
         )
         if saved is not None:
-            run._restore(saved)
+            snapshot.restore(run, saved)
             say(f"{job.name}: goes on after step {run.step} of {parts.total_steps}")
         else:
             run.history.rewind({})
@@ -114,10 +110,17 @@ class Run:
         rows, lost = self.history.flush(ends_on_nan=self._ends_on_nan)
         for event in look_at_norms(self.condition, self.job.settings, rows):  # Also before a lost loss.
             self._event(event)
+        if lost is None and self._ends_on_nan:
+            lost = only_overflows(self.condition, rows)
         self.timings.write(self.step)
-        self.job.ranks.from_first(list(self.job.module.buffers()))
+        self.job.ranks.from_first(self._own_to_a_rank())
         if lost is not None:
             raise lost
+
+    def _own_to_a_rank(self) -> list[Tensor]:
+        """BatchNorm's statistics, and what the average holds of them: everything else is the same on all ranks."""
+        average = [] if self.parts.average is None else list(self.parts.average.module_state().values())
+        return [*self.job.module.buffers(), *average]
 
     def require_finite_weights(self) -> None:
         """Raises `NonFinite` when the last step has spoilt the weights, where that is not to be gone on with."""
@@ -134,7 +137,7 @@ class Run:
     def end_epoch(self, scored: Scored, seconds: float) -> None:
         """Records the epoch, keeps the best, lets the rules look, moves on to the next one, saves."""
         self.condition.look(self.step)
-        row = self._epoch_row(scored)
+        row = epoch_row(self.epoch, self.step, self.history.sums, scored)
         self.history.epoch(row)
         improved = self.best.takes(scored, self.epoch, self.step)
         self.timings.epoch(self.epoch, seconds, len(self.job.prepared.indices("train")))
@@ -151,26 +154,6 @@ class Run:
         if due and self.goes_on:  # The last state is saved by `finish`.
             self.save()
 
-    def _epoch_row(self, scored: Scored) -> Row:
-        sums, val = self.history.sums, scored.raw
-        confusion = sums.confusion.tolist()
-        samples = int(sums.confusion.sum())
-        row: Row = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "train_loss": number(sums.loss / samples),
-            "train_accuracy": number(int(sums.confusion.trace()) / samples),
-            "val_loss": number(val.loss),
-            "val_accuracy": number(val.accuracy),
-            "val_macro_f1": number(val.macro_f1),
-            "train_macro_f1": number(macro_f1(confusion)),
-        }
-        if scored.average is not None:
-            row |= {"ema_val_loss": number(scored.average.loss), "ema_val_accuracy": number(scored.average.accuracy)}
-        if len(confusion) <= SHOWN_CLASSES:
-            row |= {"train_confusion": confusion, "val_confusion": [list(counts) for counts in val.confusion]}
-        return row
-
     def save(self, status: str = "running", reason: str = "", *, due: bool = True, wait: bool = False) -> None:
         """Writes what is recorded, then a checkpoint, in the background unless `wait`.
 
@@ -185,58 +168,13 @@ class Run:
             self.segments[-1]["to_step"] = self.step
         self.saver.save(
             self.step,
-            self._payload(),
-            self._about(status, reason),
+            snapshot.payload(self),
+            snapshot.about(self, status, reason),
             best_step=self.best.step,
             anchor_step=self.anchor,
             before=self.history.sync,
             wait=wait,
         )
-
-    def _payload(self) -> dict[str, Any]:
-        parts, sums = self.parts, self.history.sums
-        return {
-            "module": self.job.module.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
-            "precision": parts.precision.state_dict(),
-            "average": None if parts.average is None else parts.average.state_dict(),
-            "progress": {
-                "epoch": self.epoch,
-                "window": self.window,
-                "loss_sum": sums.loss,
-                "confusion": sums.confusion,
-                "position": self.history.position(),
-                "condition": self.condition.as_dict(),
-            },
-        }
-
-    def _about(self, status: str, reason: str) -> dict[str, Any]:
-        return {
-            "status": status,
-            "reason": reason,
-            "epoch": min(self.epoch, self.job.settings.epochs),
-            "total_steps": self.parts.total_steps,
-            "micro_batch": self.condition.micro_batch,
-            "device": str(self.job.device),
-            "best": asdict(self.best),
-            "lineage": copy.deepcopy(self.segments),
-        }
-
-    def _restore(self, saved: Saved, *, keep_events: bool = False) -> None:
-        progress, about, parts = saved.payload["progress"], saved.meta, self.parts
-        self.job.module.load_state_dict(saved.payload["module"])
-        parts.optimizer.load_state_dict(copy.deepcopy(saved.payload["optimizer"]))  # Out of the mapped file.
-        parts.precision.load_state_dict(saved.payload["precision"])
-        if parts.average is not None:
-            parts.average.load_state_dict(saved.payload["average"])
-        self.epoch, self.window, self.step = progress["epoch"], progress["window"], saved.step
-        self.history.sums = Sums(self.history.classes, progress["loss_sum"], progress["confusion"].clone())
-        self.history.rewind(progress["position"], keep_events=keep_events)
-        self.condition = Condition.from_dict(progress["condition"])
-        self.best = Best.from_dict(about["best"])
-        self.anchor = saved.anchor_step
-        if not keep_events:
-            self.segments = list(about["lineage"])
 
     def halve_micro_batch(self, to: int) -> None:
         """After memory ran out: the same windows in smaller micro-batches, for the rest of the training."""
@@ -256,7 +194,7 @@ class Run:
             return False
         self.saver.wait()
         self.parts.optimizer.zero_grad(set_to_none=True)
-        self._restore(self.job.store.load(self.anchor), keep_events=True)
+        snapshot.restore(self, self.job.store.load(self.anchor), keep_events=True)
         for segment in self.segments:  # Steps that are taken again belong to the process that takes them.
             segment.update({name: min(segment[name], self.step) for name in ("from_step", "to_step")})
         self.condition.rollbacks = former.rollbacks + 1
@@ -307,6 +245,3 @@ def _agreed(job: Job) -> Saved | None:
 def _all_finite(parameters: list[torch.nn.Parameter]) -> bool:
     with torch.no_grad():
         return bool(torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).all())
-
-
-__all__ = ["Best", "Evaluation", "Run"]

@@ -156,3 +156,12 @@ def test_a_failing_network_is_still_the_training_s_to_tell(tmp_path: Path, prepa
     job = toy.job(tmp_path, prepared, settings={"precision": "bf16", "batch_size": 4}, micro_batch=1)
     with pytest.raises(BadParams, match="the network failed on a batch of 1: ValueError"):
         fit(job)
+
+
+def test_gradients_that_are_never_finite_end_the_training(tmp_path: Path, prepared: Prepared) -> None:
+    """The loss is finite and every step would be skipped for ever: the loss scale is not at fault."""
+    job = make(tmp_path / "never", prepared, precision="fp16", epochs=12)
+    next(job.module.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    fitted = fit(job)
+    assert fitted.status == "stopped"
+    assert fitted.reason == "gradients that are not finite in 40 steps in a row, whatever the loss scale at step 40"
