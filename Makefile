@@ -18,6 +18,8 @@ lint: .venv/dev.ok
 
 bench: .venv/dev.ok
 	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.training_overhead
+	$(BIN)/python -m benchmarks.kill_sweep
 
 install: .venv/dev.ok
 
@@ -32,7 +34,7 @@ install: .venv/dev.ok
 	touch $@
 
 .venv/dev.ok: .venv/run.ok
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,bench]'
 	touch $@
 
 clean:
