@@ -291,7 +291,7 @@ def test_sgd_is_nesterov_with_momentum() -> None:
         ({"optimizer": "adamw"}, lambda groups: torch.optim.AdamW(groups)),
         ({"optimizer": "adamw", "betas": [0.8, 0.95]}, lambda groups: torch.optim.AdamW(groups, betas=(0.8, 0.95))),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_torchs_own(settings: dict[str, Any], theirs: Any, dtype: torch.dtype) -> None:
     """torch's loop over single tensors, with the same groups."""
