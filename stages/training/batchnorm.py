@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.training.slots import Slots
+
 _KINDS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -18,20 +20,20 @@ class Buffers:
     """A network's buffers (running statistics and the like) as they were before a window."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._buffers = list(module.buffers())
-        self._kept = [buffer.detach().clone() for buffer in self._buffers]
+        self._slots = Slots(module, weights=False)
+        self._kept = [buffer.detach().clone() for buffer in self._slots.now()]
 
     @torch.no_grad()
     def keep(self) -> None:
         """Remembers the present values."""
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+        if self._kept:
+            torch._foreach_copy_(self._kept, self._slots.now())
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Takes the remembered values."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
+        if self._kept:
+            torch._foreach_copy_(self._slots.now(), self._kept)
 
 
 @torch.no_grad()

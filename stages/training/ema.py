@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.config.fit import Ema
+from stages.training.slots import Slots
 
 
 class Average:
@@ -22,44 +23,56 @@ class Average:
         self.decay = settings.decay
         self.start_step = settings.start_step
         self.count = 0
-        state = module.state_dict()
-        self._names = [name for name, value in state.items() if value.is_floating_point()]
-        self._weights = [state[name] for name in self._names]
-        self._average = [value.detach().clone() for value in self._weights]
-        self._others = {name: value for name, value in state.items() if name not in set(self._names)}
+        self._module = module
+        self._slots = Slots(module, weights=True)
+        self._is_averaged = [value.is_floating_point() for value in self._slots.now()]
+        self._names = [name for name, averaged in zip(self._slots.names, self._is_averaged, strict=True) if averaged]
+        self._average = [value.detach().clone() for value in self._weights()]
+
+    def _weights(self) -> list[Tensor]:
+        pairs = zip(self._slots.now(), self._is_averaged, strict=True)
+        return [value.detach() for value, averaged in pairs if averaged]
 
     @torch.no_grad()
     def update(self, steps_taken: int) -> None:
         """After optimizer step number `steps_taken` (counted from 1)."""
         if steps_taken <= self.start_step:
-            torch._foreach_copy_(self._average, self._weights)
+            torch._foreach_copy_(self._average, self._weights())
             return
         self.count += 1
         weight = (1.0 - self.decay) / (1.0 - self.decay**self.count)
-        torch._foreach_lerp_(self._average, self._weights, weight)
+        torch._foreach_lerp_(self._average, self._weights(), weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the network holds the average."""
-        raw = [value.detach().clone() for value in self._weights]
+        raw = [value.clone() for value in self._weights()]
         with torch.no_grad():
-            torch._foreach_copy_(self._weights, self._average)
+            torch._foreach_copy_(self._weights(), self._average)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._weights, raw)
+                torch._foreach_copy_(self._weights(), raw)
 
     def module_state(self) -> dict[str, Tensor]:
         """A state dict for the network, with the averaged weights."""
-        return {**self._others, **dict(zip(self._names, self._average, strict=True))}
+        averages = dict(zip(self._names, self._average, strict=True))
+        return {name: averages.get(name, value) for name, value in self._module.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: `count` and the averaged network's state dict under `module`."""
-        return {"count": self.count, "module": self.module_state()}
+        """For the checkpoint: `count`, the averaged network's state dict under `module`, what a state dict leaves out."""
+        state = self.module_state()
+        averages = zip(self._names, self._average, strict=True)
+        return {
+            "count": self.count,
+            "module": state,
+            "rest": {name: one for name, one in averages if name not in state},
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts a saved average back."""
         self.count = state["count"]
-        torch._foreach_copy_(self._average, [state["module"][name] for name in self._names])
+        for name, average in zip(self._names, self._average, strict=True):
+            average.copy_(state["module"][name] if name in state["module"] else state["rest"][name])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.data.augment import Augmenter
+from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
 from stages.training.batchnorm import Buffers
 from stages.training.compiling import Forward, forward_of
@@ -35,6 +36,9 @@ class Machinery:
     buffers: Buffers
     forward: Forward
     augmenter: Augmenter | None
+    state_names: frozenset[str]
+    """Of the weights and buffers that the network starts with."""
+
     sizes: list[int]
     """Samples of each window of an epoch."""
 
@@ -46,6 +50,7 @@ class Machinery:
     def build(cls, job: Job) -> "Machinery":
         """Raises `BadParams` where settings and network or data do not fit together."""
         settings, module, info = job.settings, job.module, job.prepared.info
+        _require_real(job)
         train = job.prepared.indices("train")
         sizes = window_sizes(len(train), settings.batch_size)
         total = settings.epochs * len(sizes)
@@ -62,10 +67,17 @@ class Machinery:
             buffers=Buffers(module),
             forward=forward_of(module, _example(job) if settings.compile else None),
             augmenter=augmenter,
+            state_names=frozenset(module.state_dict()),
             sizes=sizes,
             total_steps=total,
             rate=learning_rate(settings, total),
         )
+
+
+def _require_real(job: Job) -> None:
+    unreal = [name for name, weight in job.module.named_parameters() if weight.is_complex()]
+    if unreal:
+        raise BadParams(f"{job.name}: the network's weights must be real numbers, {unreal[0]} is complex")
 
 
 def _example(job: Job) -> Tensor:
