@@ -61,7 +61,7 @@ class Average:
         return {name: averages.get(name, value) for name, value in self._module.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: `count`, the averaged network's state dict under `module`, what a state dict leaves out."""
+        """For the checkpoint: `count`, the averaged network's state dict under `module`, and its other buffers."""
         state = self.module_state()
         averages = zip(self._names, self._average, strict=True)
         return {
