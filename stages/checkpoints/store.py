@@ -257,9 +257,10 @@ def _steps(folder: Path) -> list[int]:
 
 def _seal(folder: Path, step: int) -> dict[str, Any]:
     try:
-        return dict(read_json(folder / f"step-{step:09d}.json"))
-    except (OSError, ValueError):
+        seal = dict(read_json(folder / f"step-{step:09d}.json"))
+    except (OSError, ValueError, TypeError):
         return {}
+    return seal if all(isinstance(seal.get(name), int | None) for name in _KEPT_TOO) else {}
 
 
 def _newest(folder: Path) -> Saved | None:

@@ -88,7 +88,9 @@ def _line(fault: Any, schema: type[BaseModel]) -> str:
     if fault["type"] == "missing":
         return f"{path}: required, but missing"
     said = fault["msg"].removeprefix("Value error, ")
-    return f"{path}: {said[:1].lower()}{said[1:]}; got {fault['input']!r}"
+    sentence = f"{path}: {said[:1].lower()}{said[1:]}"
+    is_whole_section = fault["type"] == "value_error" and isinstance(fault["input"], dict)
+    return sentence if is_whole_section else f"{sentence}; got {fault['input']!r}"
 
 
 def _names(schema: Any, loc: list[Any]) -> list[str]:

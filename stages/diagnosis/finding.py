@@ -21,9 +21,11 @@ class Change:
     """The value of the diagnosed run; None where the record does not tell."""
     proposed: JsonValue
     why: str
+    known: bool = True
+    """False: the record does not tell the present value."""
 
     def __str__(self) -> str:
-        return f"{self.key}: {'?' if self.current is None else _show(self.current)} -> {_show(self.proposed)}"
+        return f"{self.key}: {_show(self.current) if self.known else '?'} -> {_show(self.proposed)}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def scaled(history: History, name: str, factor: float, why: str) -> list[Change]
     current = _setting(history, key, name)
     if not isinstance(current, int | float) or isinstance(current, bool) or current == 0:
         return []
+    if name == "lr" and factor < 1.0 and history.lr_factor < 1.0:  # What rollbacks came down to has failed, too.
+        factor = min(factor, 0.5 * history.lr_factor)
     value = current * factor
     return [Change(key, current, round(value) if isinstance(current, int) else significant(value), why)]
 
@@ -56,7 +60,8 @@ def to(history: History, name: str, value: JsonValue, why: str) -> list[Change]:
     """The training's setting `name` set to a value; nothing where it has it already."""
     key = f"{history.fit_key}.{name}"
     current = _setting(history, key, name)
-    return [] if current == value else [Change(key, current, value, why)]
+    known = key in history.settings or current is not None
+    return [] if current == value else [Change(key, current, value, why, known)]
 
 
 def significant(value: float, digits: int = 2) -> float:

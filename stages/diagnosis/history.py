@@ -70,6 +70,8 @@ class History:
     optimizer: str = ""
     clip_norm: float | None = None
     """Bound on the gradient norm; None: not clipped."""
+    lr_factor: float = 1.0
+    """Times the schedule's learning rate at the end: what rollbacks and plateaus have left of it."""
     planned_epochs: int | None = None
     stage: str = "train"
     restarts: tuple[int, ...] = ()
@@ -115,6 +117,7 @@ def read_history(folder: Path) -> History:
         classes=_optional(folder, meta, "classes", int),
         optimizer=str(meta.get("optimizer", "")),
         clip_norm=_optional(folder, meta, "clip_norm", float),
+        lr_factor=_optional(folder, meta, "lr_factor", float) or 1.0,
         planned_epochs=_optional(folder, meta, "epochs", int),
         stage=stage,
         restarts=_restarts(folder, meta),

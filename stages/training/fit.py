@@ -13,6 +13,7 @@ from stages.runtime.exits import BadParams, Stopped, as_stage_error
 from stages.runtime.progress import track
 from stages.training.activation_checkpointing import checkpointed
 from stages.training.batch_search import smaller
+from stages.training.batchnorm import layers
 from stages.training.clipping import clip, total_norm
 from stages.training.device import seed_step
 from stages.training.evaluate import Evaluation, evaluate
@@ -241,6 +242,8 @@ def _blaming_network(job: Job, samples: int) -> Iterator[None]:
         if isinstance(error, OSError) or is_out_of_memory(error) or as_stage_error(error) is not None:
             raise
         said = " ".join(str(error).split())[:300]
+        if samples == 1 and layers(job.module):
+            said += "; BatchNorm cannot take one sample: a larger batch_size, or memory for a larger micro-batch"
         raise BadParams(
             f"{job.name}: the network failed on a batch of {samples}: {type(error).__name__}: {said}"
         ) from error

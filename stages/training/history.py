@@ -4,6 +4,7 @@ Recorded values stay on the device and are written in blocks, so that no step wa
 """
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -28,6 +29,8 @@ EPOCH_COLUMNS = ("epoch", "step", "train_loss", "train_accuracy", "val_loss", "v
 """Of every epoch's row, and of curves.csv; a row of epochs.jsonl may hold more."""
 
 Row = dict[str, Any]
+Position = dict[str, tuple[int, str]]
+"""Of each file: its length in bytes, and the SHA-256 of its content so far."""
 
 
 def number(value: float) -> float | str:
@@ -90,6 +93,13 @@ class NonFinite(Exception):
         super().__init__(f"{what} at step {step}")
 
 
+class AlteredHistory(Exception):
+    """A file of the working history is missing, or not as it was written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is missing or was altered")
+
+
 class History:
     """Writes the growing files in a working folder; `seal` completes them."""
 
@@ -100,7 +110,7 @@ class History:
         self.sums = Sums(classes)
         self._layer_names = list(layer_names)
         self._pending: list[Step] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        self._written = {name: (0, hashlib.sha256()) for name in GROWING}
 
     def step(self, step: Step) -> None:
         """Takes a step."""
@@ -164,9 +174,9 @@ class History:
         """Writes an event: what was recovered from, when, on which samples."""
         self._append(EVENTS, [row])
 
-    def position(self) -> dict[str, int]:
-        """Lengths of the files in bytes, for the checkpoint; durable after `sync`."""
-        return {name: self._size(name) for name in GROWING}
+    def position(self) -> Position:
+        """Length in bytes and SHA-256 of each file, for the checkpoint; durable after `sync`."""
+        return {name: (size, sha.hexdigest()) for name, (size, sha) in self._written.items()}
 
     def sync(self) -> None:
         """Makes what is written durable."""
@@ -174,14 +184,21 @@ class History:
             with (self.folder / name).open("ab") as file:
                 os.fsync(file.fileno())
 
-    def rewind(self, position: dict[str, int], *, keep_events: bool = False) -> None:
-        """Cuts the files back to a checkpoint's `position`; what is pending is dropped."""
+    def rewind(self, position: Position, *, keep_events: bool = False) -> None:
+        """Cuts the files back to a checkpoint's `position` ({}: to nothing); what is pending is dropped.
+
+        Raises `AlteredHistory`, and leaves the files as they are, when one of them is not as it was written.
+        """
         self.forget()
+        require_intact(self.folder, position)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for name in GROWING:
             if keep_events and name == EVENTS:
                 continue
+            size = position[name][0] if name in position else 0
             with (self.folder / name).open("ab") as file:
-                file.truncate(position.get(name, 0))
+                file.truncate(size)
+            self._written[name] = (size, hashlib.sha256((self.folder / name).read_bytes()))
 
     def seal(self, meta: Row) -> None:
         """Writes meta.json: the history is complete, `copy_published` may take it."""
@@ -204,12 +221,12 @@ class History:
 
     def _append(self, name: str, rows: list[Row]) -> None:
         if rows:
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def _size(self, name: str) -> int:
-        path = self.folder / name
-        return path.stat().st_size if path.is_file() else 0
+            content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            with (self.folder / name).open("ab") as file:
+                file.write(content)
+            size, sha = self._written[name]
+            sha.update(content)
+            self._written[name] = (size + len(content), sha)
 
 
 _ANSWERS = ("labels", "predicted")
@@ -219,6 +236,15 @@ def _row(step: Step, loss: float, norm: float) -> Row:
     clipped = step.clip_norm is not None and norm > step.clip_norm and not step.skipped
     row = {"step": step.step, "epoch": step.epoch, "lr": step.lr, "loss": number(loss)}
     return {**row, "grad_norm": number(norm), "clipped": clipped, "skipped": step.skipped}
+
+
+def require_intact(folder: Path, position: Position) -> None:
+    """Raises `AlteredHistory` unless each file begins with what a checkpoint's `position` says."""
+    for name, (size, expected) in position.items():
+        path = folder / name
+        found = path.read_bytes()[:size] if path.is_file() else b""
+        if len(found) != size or hashlib.sha256(found).hexdigest() != expected:
+            raise AlteredHistory(path)
 
 
 def copy_published(source: Path, folder: Path) -> None:

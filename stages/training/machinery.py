@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stages.data.augment import Augmenter
 from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
-from stages.training.batchnorm import Buffers
+from stages.training.batchnorm import Buffers, layers
 from stages.training.compiling import Forward, forward_of
 from stages.training.ema import Average
 from stages.training.job import Job
@@ -54,6 +54,7 @@ class Machinery:
         train = job.prepared.indices("train")
         sizes = window_sizes(len(train), settings.batch_size)
         total = settings.epochs * len(sizes)
+        _require_effect(job, total)
         augmenter = None if settings.augment is None else Augmenter(settings.augment, info.shape, job.seed, train)
         if settings.precision != "none":
             _say_if_slower(job)
@@ -78,6 +79,17 @@ def _require_real(job: Job) -> None:
     unreal = [name for name, weight in job.module.named_parameters() if weight.is_complex()]
     if unreal:
         raise BadParams(f"{job.name}: the network's weights must be real numbers, {unreal[0]} is complex")
+
+
+def _require_effect(job: Job, total_steps: int) -> None:
+    """Raises `BadParams` for settings that would do nothing for this network and this many steps."""
+    settings = job.settings
+    if settings.reestimate_batchnorm and not layers(job.module):
+        raise BadParams(f"{job.name}: the network has no BatchNorm; set reestimate_batchnorm to false")
+    if settings.ema is not None and settings.ema.start_step >= total_steps:
+        raise BadParams(f"{job.name}: ema.start_step must be below the {total_steps} steps of the training")
+    if settings.cycles is not None and settings.cycles > total_steps:
+        raise BadParams(f"{job.name}: cycles must be at most the {total_steps} steps of the training")
 
 
 def _example(job: Job) -> Tensor:

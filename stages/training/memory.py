@@ -8,6 +8,13 @@ import psutil
 import torch
 
 MIB = 2.0**20
+_WORDS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Of those who do not raise torch's own type: the CPU allocator, and CUDA's libraries."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -47,4 +54,6 @@ def reset_peak(device: torch.device) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the device's or the process's memory ran out."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)

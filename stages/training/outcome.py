@@ -12,7 +12,7 @@ from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm
 from stages.training.evaluate import Evaluation, evaluate, macro_f1
-from stages.training.history import Row, Sums, copy_published, number
+from stages.training.history import AlteredHistory, Row, Sums, copy_published, number, read_meta, require_intact
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.recovery import Condition
@@ -79,10 +79,13 @@ def epoch_row(epoch: int, step: int, sums: Sums, scored: Scored) -> Row:
         "val_macro_f1": number(val.macro_f1),
         "train_macro_f1": number(macro_f1(confusion)),
     }
-    if scored.average is not None:
-        row |= {"ema_val_loss": number(scored.average.loss), "ema_val_accuracy": number(scored.average.accuracy)}
+    average = scored.average
+    if average is not None:
+        figures = {"loss": average.loss, "accuracy": average.accuracy, "macro_f1": average.macro_f1}
+        row |= {f"ema_val_{name}": number(value) for name, value in figures.items()}
     if len(confusion) <= SHOWN_CLASSES:
         row |= {"train_confusion": confusion, "val_confusion": [list(counts) for counts in val.confusion]}
+        row |= {} if average is None else {"ema_val_confusion": [list(counts) for counts in average.confusion]}
     return row
 
 
@@ -108,6 +111,13 @@ def reuse(job: Job) -> Fitted | None:
         return None
     saved = store.latest()
     if saved is None or not store.reuse_finished:
+        store.clear()
+        return None
+    try:
+        require_intact(store.history, saved.payload["progress"]["position"])
+        read_meta(store.history)
+    except (AlteredHistory, OSError, ValueError) as error:
+        say(f"warning: {job.name}: ended before, but is trained again: {error}")
         store.clear()
         return None
     about = saved.meta

@@ -38,6 +38,9 @@ class Condition:
     steep_steps: int = 0
     """Steps in a row with a norm far above the bound."""
 
+    steep_told: bool = False
+    """The present stretch of such steps is an event already."""
+
     skipped: int = 0
     """Steps that float16 did not take: the schedule does not count them."""
 
@@ -101,10 +104,13 @@ def look_at_norms(condition: Condition, settings: Fit, rows: list[Row]) -> list[
         if row["skipped"]:
             continue
         norm = float(row["grad_norm"])
-        condition.steep_steps = condition.steep_steps + 1 if norm > STEEP * bound else 0
-        if condition.steep_steps < settings.recovery.clip_after_steps:
+        if not norm > STEEP * bound:  # NaN is no steep one.
+            condition.steep_steps, condition.steep_told = 0, False
             continue
-        condition.steep_steps = 0
+        condition.steep_steps += 1
+        if condition.steep_steps < settings.recovery.clip_after_steps or condition.steep_told:
+            continue
+        condition.steep_steps, condition.steep_told = 0, True
         on = condition.clipping or condition.clip_due
         condition.clip_due = not condition.clipping
         condition.anomaly = True

@@ -12,7 +12,17 @@ from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
 from stages.training import snapshot
 from stages.training.feed import window_ids
-from stages.training.history import STEPS, History, NonFinite, Row, Step, copy_published, read_rows
+from stages.training.history import (
+    STEPS,
+    AlteredHistory,
+    History,
+    NonFinite,
+    Row,
+    Step,
+    copy_published,
+    read_rows,
+    require_intact,
+)
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.outcome import Best, Scored, epoch_row, fitted, history_meta, take
@@ -55,6 +65,8 @@ class Run:
             saver=Saver(job.store),
             condition=Condition.start(job.settings, job.micro_batch),
         )
+        if saved is not None and not run._is_intact(saved):
+            saved = None
         if saved is not None:
             snapshot.restore(run, saved)
             say(f"{job.name}: goes on after step {run.step} of {parts.total_steps}")
@@ -64,6 +76,16 @@ class Run:
         if saved is None:
             run._save_start()
         return run
+
+    def _is_intact(self, saved: Saved) -> bool:
+        """Whether the history is as this checkpoint left it; otherwise the training starts again, and says so."""
+        try:
+            require_intact(self.history.folder, saved.payload["progress"]["position"])
+        except AlteredHistory as error:
+            say(f"warning: {self.job.name}: starts again: {error}")
+            self.job.store.clear()
+            return False
+        return True
 
     def _save_start(self) -> None:
         try:

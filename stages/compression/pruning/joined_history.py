@@ -28,7 +28,9 @@ def join(parts: Sequence[Path], folder: Path) -> None:
         meta = read_meta(part)
         planned += int(meta["epochs"])
     best = rounds[-1]["epoch"] - 1 + int(meta["best_epoch"])
-    write_json(folder / META, {**meta, "epochs": planned, "best_epoch": best, "rounds": rounds})
+    reason = f"all {planned} epochs" if meta["reason"] == f"all {meta['epochs']} epochs" else meta["reason"]
+    whole = {**meta, "epochs": planned, "best_epoch": best, "rounds": rounds, "reason": reason}
+    write_json(folder / META, whole)
     for name, rows in joined.items():
         write_bytes(folder / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
     write_curves(folder / CURVES, joined[EPOCHS])

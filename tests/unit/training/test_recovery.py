@@ -205,23 +205,21 @@ def test_clipping_is_switched_on_at_a_step_that_nothing_moves(tmp_path: Path, lo
         steps = rows(job, "steps.jsonl")
         assert [row["clipped"] for row in steps] == [False] * 50 + [True] * 22
         events = rows(job, "events.jsonl")
-        assert [(event["kind"], event["step"]) for event in events[:2]] == [
-            ("clipping_switched_on", 10),
-            ("steep_gradients", 20),
-        ]
+        assert [(event["kind"], event["step"]) for event in events] == [("clipping_switched_on", 10)]
         assert events[0]["samples"] == window(job, 10)
         assert [row["step"] for row in rows(job, "layers.jsonl")] == [51, 52, 53, 54, 55]
         assert meta(job)["clip_norm"] == 1e-3
     assert all(one == found[0] for one in found)
 
 
-def test_where_it_clips_already_it_is_an_event_alone(tmp_path: Path, long: Prepared) -> None:
-    job = make(tmp_path / "a", long, **STEEP)
+def test_where_it_clips_already_each_stretch_is_one_event(tmp_path: Path, long: Prepared) -> None:
+    job = make(tmp_path / "a", long, times(1e-6, 30), **STEEP)
     fit(job)
     assert [(event["kind"], event["step"]) for event in rows(job, "events.jsonl")] == [
-        ("steep_gradients", step) for step in range(10, 71, 10)
+        ("steep_gradients", 10),
+        ("steep_gradients", 40),
     ]
-    assert all(row["clipped"] for row in rows(job, "steps.jsonl"))
+    assert [row["step"] for row in rows(job, "steps.jsonl") if not row["clipped"]] == [30]
 
 
 def test_a_calm_step_begins_the_count_again(tmp_path: Path, long: Prepared) -> None:

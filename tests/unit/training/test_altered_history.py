@@ -1,0 +1,69 @@
+"""What is resumed or taken over is what was written: a history that is not is made again, never published."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.checkpoints.store import Store
+from stages.data.prepared import Prepared
+from stages.runtime.exits import Stopped
+from stages.training.fit import fit
+from stages.training.job import Job
+from tests.unit.training import toy
+from tests.unit.training.acting import loss_that, stop_in
+
+
+def same_length(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a file removed": lambda history: (history / "steps.jsonl").unlink(),
+    "a file cut": lambda history: cut(history / "epochs.jsonl"),
+    "a file altered": lambda history: same_length(history / "steps.jsonl"),
+    "the folder removed": shutil.rmtree,
+}
+
+
+def job(folder: Path, prepared: Prepared, *acts: Callable[..., float]) -> Job:
+    return toy.job(folder, prepared, loss=loss_that(*acts), store=Store("toy", folder.name, "c"))
+
+
+@pytest.mark.usefixtures("stoppable")
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_unfinished_one_is_started_again(
+    tmp_path: Path, prepared: Prepared, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = job(tmp_path / "whole", prepared)
+    fit(whole)
+    stopped = job(tmp_path / "parts", prepared, stop_in(15))
+    with pytest.raises(Stopped):
+        fit(stopped)
+    DAMAGE[damage](stopped.store.history)
+    from stages.runtime import stopping
+
+    stopping._state.requested = False
+    again = job(tmp_path / "parts", prepared)
+    fit(again)
+    assert "starts again" in capsys.readouterr().out
+    assert toy.result(again) == toy.result(whole)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "meta.json removed"])
+def test_a_finished_one_is_trained_again(
+    tmp_path: Path, prepared: Prepared, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = job(tmp_path / "a", prepared)
+    fit(first)
+    expected = toy.result(first)
+    DAMAGE.get(damage, lambda history: (history / "meta.json").unlink())(first.store.history)
+    again = job(tmp_path / "a", prepared)
+    assert not fit(again).reused
+    assert "is trained again" in capsys.readouterr().out
+    assert toy.result(again) == expected
