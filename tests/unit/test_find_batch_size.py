@@ -15,7 +15,7 @@ from stages.training.batch_search import smaller
 from tests.unit.training import toy
 
 HERE = "tests.unit.test_find_batch_size"
-WIDTH = 16_000
+WIDTH = 64_000
 BATCH = 800
 SAMPLE_MIB = 4 * WIDTH * 2 / 2**20
 """Least memory per sample of `wide`: its hidden layer and that layer's gradient, float32."""

@@ -117,6 +117,7 @@ def test_every_column_of_an_epoch(tmp_path: Path, prepared: Prepared) -> None:
     assert set(found[0]) == {
         "epoch", "step", "train_loss", "train_accuracy", "train_macro_f1", "train_confusion", "val_loss",
         "val_accuracy", "val_macro_f1", "val_confusion", "ema_val_loss", "ema_val_accuracy",
+        "ema_val_macro_f1", "ema_val_confusion",
     }  # fmt: skip
     for epoch in (1, 2, 3):
         payload, row = job.store.load(6 * epoch).payload, found[epoch - 1]
@@ -126,10 +127,9 @@ def test_every_column_of_an_epoch(tmp_path: Path, prepared: Prepared) -> None:
             score = evaluate(module, job.preprocess, prepared, "val", batch_size=4)
             assert row[f"{prefix}_loss"] == pytest.approx(score.loss, rel=1e-8)
             assert row[f"{prefix}_accuracy"] == pytest.approx(score.accuracy)
-            if prefix == "val":
-                assert row["val_macro_f1"] == pytest.approx(score.macro_f1)
-                assert row["val_confusion"] == [list(counts) for counts in score.confusion]
-                assert sum(map(sum, row["val_confusion"])) == 20
+            assert row[f"{prefix}_macro_f1"] == pytest.approx(score.macro_f1)
+            assert row[f"{prefix}_confusion"] == [list(counts) for counts in score.confusion]
+            assert sum(map(sum, row[f"{prefix}_confusion"])) == 20
 
 
 def test_timings_lie_beside_the_history(tmp_path: Path, prepared: Prepared) -> None:
