@@ -56,7 +56,7 @@ from stages.training.run import Run
 ROOT = Path(__file__).parent.parent
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 BATCH = 64
-ROUNDS, QUICK_ROUNDS = {"mlp": 300, "cnn": 40, "save": 15}, {"mlp": 60, "cnn": 5, "save": 5}
+ROUNDS, QUICK_ROUNDS = {"mlp": 300, "cnn": 40, "save": 15}, {"mlp": 35, "cnn": 4, "save": 5}
 ROUND = 50
 """Steps of a round; what `log_every_steps` and `layers_every_steps` are by default."""
 
