@@ -165,6 +165,8 @@ def verify(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")])
 def _existing(path: Path) -> Path:
     if not path.exists():
         raise Refused(Exit.PARAMS, f"{path} does not exist; give a path that `ls` shows")
+    if not path.is_file() and not path.is_dir():
+        raise Refused(Exit.PARAMS, f"{path} is neither a file nor a folder; give one that a run left")
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from flows import dvc_faults, last, supervisor, workspace
 from flows.ends import Ended, Refused
+from stages.config.editing import replace_text
 from stages.config.exits import Exit
 
 BUSY_LIMIT_S = 3600.0
@@ -200,37 +201,23 @@ def to_be_run_again(tree: Path, stage: str) -> Iterator[None]:
     if not lock.is_file():
         yield
         return
-    before = lock.read_bytes()
+    before = lock.read_text(encoding="utf-8")
     marked = _marked(before, stage)
     if marked != before:
-        _replace(lock, marked)
+        replace_text(lock, marked)
     try:
         yield
     finally:
-        if lock.read_bytes() == marked != before:
-            _replace(lock, before)
+        if lock.read_text(encoding="utf-8") == marked != before:
+            replace_text(lock, before)
 
 
-def _marked(content: bytes, stage: str) -> bytes:
+def _marked(text: str, stage: str) -> str:
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
-    text = content.decode("utf-8")
     document = parse_yaml_for_update(text, "dvc.lock")
     entry = document.get("stages", {}).get(stage)
     if entry is None:
-        return content
+        return text
     entry["cmd"] = "to be run again"
-    return str(dumps_yaml(document)).encode("utf-8")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all: a kill half-way leaves the former file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return str(dumps_yaml(document))

@@ -9,6 +9,7 @@ import typer
 
 from flows import dvc, last, supervisor, workspace
 from flows.ends import Ended, Refused, meaning
+from stages.config.data import kind_fault
 from stages.config.editing import edit, parse_assignments, replace_text
 from stages.config.exits import Exit
 from stages.config.loading import PARAMS_FILE, ParamsError, load
@@ -43,7 +44,8 @@ def run(request: Request) -> int:
         steps = plan.steps(request.stage)
         candidates = plan.candidates(request.stage)
         if candidates or request.force:
-            looked = _look_models_up(tree, steps if request.force else candidates)
+            due = steps if request.force else candidates
+            looked = _look_at_data(due) or _look_models_up(tree, due)
             if looked != Exit.DONE:
                 _take_back(before, tree)
                 return looked
@@ -87,6 +89,13 @@ def _take_back(before: bytes, tree: Path) -> None:
     if (tree / PARAMS_FILE).read_bytes() != before:
         replace_text(tree / PARAMS_FILE, before.decode("utf-8"))
         say("params.yaml: put back as it was")
+
+
+def _look_at_data(due: Sequence[str]) -> int:
+    """0, or 65 with its line: a file where a folder is needed is said before DVC removes anything."""
+    data = load()["data"]
+    fault = kind_fault(data["source"], data["path"]) if "prepare_data" in due else None
+    return int(Exit.DONE) if fault is None else _failed(Ended(Exit.DATA, fault, "prepare_data"))
 
 
 def _look_models_up(tree: Path, due: Sequence[str]) -> int:

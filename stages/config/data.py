@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ WRITTEN = "artifacts"
 """Folder of what the stages leave."""
 
 BUILT_IN_SOURCES = ("digits", "fashion_mnist", "image_folder", "npz")
+_IN_FOLDERS = ("fashion_mnist", "image_folder")
 IMPORT_PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 
 
@@ -62,3 +64,18 @@ def _check_path(path: str) -> None:
     place, written = os.path.realpath(path), os.path.realpath(WRITTEN)
     if os.path.commonpath([place, written]) in (place, written):
         raise ValueError(f"path must neither lie in {WRITTEN}/ nor hold it: that is what the stages write")
+
+
+def kind_fault(source: str, path: str) -> str | None:
+    """What is wrong with the kind of thing at `path` for a built-in source; None when nothing is, or nothing is there.
+
+    Looked at before a run, too: once `prepare_data` runs, DVC has removed its former outputs.
+    """
+    place = Path(path)
+    if source not in BUILT_IN_SOURCES or not place.exists():
+        return None
+    if source in _IN_FOLDERS and not place.is_dir():
+        return f"data.path: {path} is no folder; source {source!r} requires one"
+    if source not in _IN_FOLDERS and not place.is_file():
+        return f"data.path: {path} is no file; source {source!r} requires one"
+    return None

@@ -171,7 +171,22 @@ class Fit(Section):
         self._belong("schedule", ("reduce_on_plateau",), "plateau")
         if not self.clip and self.clip_norm is None:
             raise ValueError("clip: false needs a clip_norm to watch; set clip_norm, or clip: true")
+        self._fit_into_epochs()
         return self
+
+    def _fit_into_epochs(self) -> None:
+        """Raises when a rule that looks at several epochs could never act."""
+        rule, amplitude = self.early_stopping, self.recovery.amplitude
+        if rule is not None and rule.patience >= self.epochs:
+            raise ValueError(
+                f"early_stopping.patience must be below epochs ({self.epochs}), or nothing is ever stopped; "
+                f"got {rule.patience}"
+            )
+        if amplitude is not None and amplitude.epochs > self.epochs:
+            raise ValueError(
+                f"recovery.amplitude.epochs must be at most epochs ({self.epochs}), or it never looks; "
+                f"got {amplitude.epochs}"
+            )
 
     def _belong(self, chosen: str, owners: tuple[str, ...], *names: str) -> None:
         """Raises when a setting is given that another choice alone would read."""

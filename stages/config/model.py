@@ -1,12 +1,16 @@
 """Section `model`: which network; also the student of `distill`."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from stages.config.base import Kwargs, Section
 
 
 class Model(Section):
     """A network from the registry in stages/models/, or a factory by import path."""
 
-    name: str = "resnet_cifar"
+    name: Annotated[str, Field(min_length=1)] = "resnet_cifar"
     """A name from the registry (`mlp`, `resnet_cifar`, your own), or `package.module:factory`."""
 
     kwargs: Kwargs = {}

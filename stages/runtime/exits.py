@@ -54,7 +54,13 @@ _DISK_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
     errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.EMFILE, errno.ENOTEMPTY,
 }  # fmt: skip
-_MEMORY_WORDS = ("can't allocate memory", "out of memory")
+MEMORY_WORDS = (
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Of those who do not raise a type of their own for it: the CPU's allocator, CUDA's libraries."""
 _DISK_WORDS = ("No space left on device", "File too large", "Disk quota exceeded", "Read-only file system")
 
 
@@ -69,7 +75,7 @@ def as_stage_error(error: BaseException) -> StageError | None:
         return DiskFault(f"cannot write or read: {error}; free space or fix the permissions, then run again")
     if any(words in str(error) for words in _DISK_WORDS):
         return DiskFault(f"cannot write: {error}; free space, then run again")
-    if isinstance(error, MemoryError) or any(words in str(error) for words in _MEMORY_WORDS):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY_WORDS):
         said = " ".join(str(error).split())[:200] or type(error).__name__
         return BadParams(f"memory ran out ({said}); free memory, or take a smaller network, batch or image size")
     return None

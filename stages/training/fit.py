@@ -156,7 +156,8 @@ def _update(run: Run, record: Step) -> None:
             clip(grads, record.clip_norm, record.grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = record.lr * group["lr_scale"]
-        optimizer.step()
+        with _blaming_optimizer(run.job):
+            optimizer.step()
         if parts.average is not None:
             parts.average.update(run.step + 1 - run.condition.skipped)
     if watched is not None:
@@ -231,6 +232,21 @@ def _saved_on_stop(run: Run) -> Iterator[None]:
                 ) from None
     finally:
         run.saver.wait()
+
+
+@contextmanager
+def _blaming_optimizer(job: Job) -> Iterator[None]:
+    """Memory that runs out in the step itself: smaller micro-batches win none back, activations are free by then."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadParams(
+            f"{job.name}: what the optimizer {job.settings.optimizer} keeps beside the weights does not fit into the "
+            f"memory of {job.device}, and a smaller micro-batch does not change that; take `optimizer: lion` or `sgd` "
+            "(one value a weight where AdamW keeps two), or a smaller network"
+        ) from error
 
 
 @contextmanager

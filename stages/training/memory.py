@@ -7,14 +7,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from stages.runtime.exits import MEMORY_WORDS
+
 MIB = 2.0**20
-_WORDS = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Of those who do not raise torch's own type: the CPU allocator, and CUDA's libraries."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -56,4 +51,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the device's or the process's memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)

@@ -22,11 +22,6 @@ class Precision:
         self._device = device.type
         self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
-    @property
-    def scaled(self) -> bool:
-        """Whether losses are scaled: a step whose gradients overflow is then skipped."""
-        return self._scaler is not None
-
     def forward(self) -> AbstractContextManager[Any]:
         """Around the forward pass and the loss."""
         if self.name == "none":

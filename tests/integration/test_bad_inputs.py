@@ -145,3 +145,31 @@ def test_a_full_disk_is_74_and_leaves_nothing_half_written(workspace: Workspace)
     assert "free space" in done.stdout
     assert not (workspace.root / "artifacts/prepare_data").exists()
     assert not list((workspace.root / "artifacts").glob(".*"))
+
+
+def test_data_of_the_wrong_kind_is_said_before_dvc_removes_anything(workspace: Workspace) -> None:
+    workspace.shipway("run", "prepare_data")
+    before, kept = workspace.read("params.yaml"), workspace.read("artifacts/prepare_data/data/info.json")
+    change = "data={source: image_folder, path: stages/data/digits.npz}"
+    found, said = refused(workspace, change, "prepare_data")
+    assert (found, "is no folder; source 'image_folder' requires one" in said) == (65, True), said
+    assert workspace.read("params.yaml") == before
+    assert workspace.read("artifacts/prepare_data/data/info.json") == kept
+
+
+def test_a_read_only_disk_is_74(workspace: Workspace) -> None:
+    mounts = 'mount --bind . "$PWD" && cd "$PWD" && mount -o remount,bind,ro "$PWD"'
+    script = f'{mounts} && ! touch x && exec "$0" -m flows.cli run || exit 99'
+    tried = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable],
+        cwd=workspace.root,
+        env=workspace.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode == 99:
+        pytest.skip(f"nothing can be mounted here: {tried.stderr}")
+    assert tried.returncode == 74, tried.stdout + tried.stderr
+    assert "Read-only file system" in tried.stderr
+    assert "Traceback" not in tried.stderr

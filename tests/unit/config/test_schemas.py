@@ -1,8 +1,13 @@
 """Every field of every schema has a description, for the error messages, the docs and the form."""
 
-from pydantic import BaseModel
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
 
 from stages.config.base import StageParams, identifying, key
+from stages.config.data import kind_fault
 from stages.config.fit import Fit
 from stages.config.pipeline import Pipeline
 from stages.config.train import Train
@@ -37,3 +42,27 @@ def test_identifying_leaves_out_what_only_accompanies_a_run() -> None:
     assert "log_every_steps" not in kept
     assert kept["lr"] == Fit().lr
     assert identifying(Fit()) == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"early_stopping": {"patience": 5}}, "early_stopping.patience must be below epochs"),
+        ({"recovery": {"amplitude": {"epochs": 6}}}, "recovery.amplitude.epochs must be at most epochs"),
+    ],
+)
+def test_a_rule_that_could_never_act_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Fit(epochs=5, **settings)
+    Fit(epochs=6, **settings)
+
+
+@pytest.mark.parametrize("source", ["digits", "npz", "fashion_mnist", "image_folder"])
+def test_a_source_says_what_kind_of_thing_it_reads(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    wrong, right = (file, tmp_path) if source in ("fashion_mnist", "image_folder") else (tmp_path, file)
+    assert "requires one" in (kind_fault(source, str(wrong)) or "")
+    assert kind_fault(source, str(right)) is None
+    assert kind_fault(source, str(tmp_path / "missing")) is None  # DVC says so before it removes anything.
+    assert kind_fault("some.module:factory", str(wrong)) is None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stages.checkpoints.fingerprint import module_hash
 from stages.checkpoints.store import Store
@@ -202,3 +203,13 @@ def test_a_validation_that_does_not_fit_takes_less_at_a_time(tmp_path: Path, pre
     for one, other in zip(rows(job, "epochs.jsonl"), rows(good, "epochs.jsonl"), strict=True):
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
         assert one["val_confusion"] == other["val_confusion"]
+
+
+def test_the_optimizers_own_state_does_not_fit(tmp_path: Path, prepared: Prepared) -> None:
+    """Its activations are free by then: a smaller micro-batch would not help, another optimizer does."""
+    hook = register_optimizer_step_pre_hook(lambda *_: out_of_cuda_memory())
+    try:
+        with pytest.raises(BadParams, match=r"the optimizer sgd keeps .* take `optimizer: lion`"):
+            fit(run(tmp_path, prepared, plain(), 4, **PLAIN))
+    finally:
+        hook.remove()
