@@ -1,5 +1,6 @@
 """The `shipway` command. Whatever needs a part is started as a process: this file imports neither torch nor Prefect."""
 
+import getpass
 import json
 import os
 import signal
@@ -74,6 +75,81 @@ def run(
     70 a bug, 74 disk or permissions, 75 stopped (run again to go on).
     """
     return running.run(running.Request(stage, assignments or (), force, baseline, prefect))
+
+
+@cli.command(epilog=_examples("shipway serve", "SHIPWAY_WEBHOOK=https://hooks.example/x shipway serve --port 4300"))
+def serve(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the UI and the API, on 127.0.0.1.")] = 4200,
+) -> int:
+    """Serve runs on demand, the nightly run and promotion, with Prefect's UI, until Ctrl-C.
+
+    A server of its own on 127.0.0.1, or the one that PREFECT_API_URL names. Runs work in clones of their own, at the
+    last commit. SHIPWAY_WEBHOOK: an address that failures and questions for approval are sent to.
+    """
+    from flows import serving
+
+    tree = workspace.root()
+    workspace.check_writable(tree)
+    load()
+    return serving.serve(tree, port, running.say)
+
+
+@cli.command(epilog=_examples("shipway resume"))
+def resume() -> int:
+    """Let the last failed run go on: a served one as by Retry in the UI, else the one in this folder."""
+    from flows import resuming
+
+    tree = workspace.root()
+    return Exit.DONE if resuming.resume(tree, running.say) else running.run(running.Request())
+
+
+@cli.command(epilog=_examples("shipway take shipway/amber-fox-1a2b3c4d"))
+def take(branch: Annotated[str, typer.Argument(help="The branch that a served run names at its end.")]) -> int:
+    """Bring the result of a served run into this working tree: merges its branch, checks its artifacts out."""
+    from flows import taking
+
+    return taking.take(workspace.root(), branch, running.say)
+
+
+@cli.command(epilog=_examples("shipway rollback", "shipway rollback 4f2a..."))
+def rollback(
+    digest: Annotated[
+        str | None, typer.Argument(help="A bundle in paths.production; the former one if left out.")
+    ] = None,
+) -> int:
+    """Put the bundle that was in production before back into production."""
+    from flows import production
+
+    place = production.place(workspace.root())
+    found = production.rollback(place, digest, getpass.getuser())
+    running.say(f"in production: {found} ({place / production.CURRENT})")
+    return Exit.DONE
+
+
+@cli.command(
+    epilog=_examples("shipway push", "shipway push -r storage"),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def push(context: typer.Context) -> int:
+    """Send artifacts to DVC's remote (`dvc push`; all its options)."""
+    return _dvc("push", context.args)
+
+
+@cli.command(
+    epilog=_examples("shipway pull", "shipway pull artifacts/bundle"),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def pull(context: typer.Context) -> int:
+    """Bring artifacts from DVC's remote (`dvc pull`; all its options)."""
+    return _dvc("pull", context.args)
+
+
+def _dvc(name: str, arguments: Sequence[str]) -> int:
+    from flows import dvc
+
+    tree = workspace.root()
+    with workspace.only_run(tree, running.say):
+        return dvc.transfer(tree, name, arguments)
 
 
 @cli.command(

@@ -2,9 +2,10 @@
 
 import difflib
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,3 +222,50 @@ def _marked(text: str, stage: str) -> str:
         return text
     entry["cmd"] = "to be run again"
     return str(dumps_yaml(document))
+
+
+def share_cache(home: Path, clone: Path) -> None:
+    """Lets a clone use the cache, and the remotes by the places that they stand for, of the repository it is from."""
+    from dvc.config import Config
+    from dvc.repo import Repo
+
+    local = home / ".dvc" / "config.local"
+    if local.is_file():
+        shutil.copyfile(local, clone / ".dvc" / "config.local")
+    with Repo(str(home)) as repo:
+        cache, remotes = repo.cache.local_cache_dir, repo.config.get("remote", {})
+    with Config(dvc_dir=str(clone / ".dvc"), validate=False).edit("local") as settings:
+        settings.setdefault("cache", {})["dir"] = cache
+        for name, remote in remotes.items():
+            if "://" not in str(remote.get("url", "://")):  # A folder: relative to where it is written down.
+                settings.setdefault("remote", {}).setdefault(name, {})["url"] = str(remote["url"])
+
+
+def checkout(tree: Path, on_line: Say) -> None:
+    """Brings in from the cache what dvc.lock records, as far as it is there; the rest is stale, and made again."""
+    line = command("--wait-for-lock", "checkout", "--quiet", "--allow-missing")
+    supervisor.run(line, cwd=tree, env=environment(), on_line=on_line)
+
+
+def update(tree: Path, on_line: Say) -> None:
+    """`dvc update` of all data that is tracked at its source (`dvc import`, `dvc import-url`). Raises `Refused`."""
+    from dvc.repo import Repo
+
+    with Repo(str(tree)) as repo:
+        imported = sorted(stage.relpath for stage in repo.index.stages if stage.is_import)
+    if not imported:
+        return
+    line = command("--wait-for-lock", "update", "--", *(os.path.relpath(path, tree) for path in imported))
+    report = supervisor.run(line, cwd=tree, env=environment(), on_line=on_line)
+    found = dvc_faults.ended(report, {}, None)
+    if found.code != Exit.DONE:
+        raise Refused(Exit(found.code), f"the data cannot be brought up to date: {found.sentence}")
+
+
+def transfer(tree: Path, name: str, arguments: Sequence[str]) -> int:
+    """`dvc push` or `dvc pull`, shown on the terminal; the exit code. Raises `Refused` for what DVC refuses."""
+    report = supervisor.run(command("--wait-for-lock", name, *arguments), cwd=tree, env=environment())
+    found = dvc_faults.ended(report, {}, None)
+    if found.code != Exit.DONE:
+        raise Refused(Exit(found.code), found.sentence)
+    return int(Exit.DONE)

@@ -16,6 +16,22 @@ MEANING = {
 }
 
 
+STATE_NAMES = (
+    "Gate failed",
+    "Bad parameters",
+    "Bad data",
+    "Disk fault",
+    "Stopped",
+    "No change",
+    "Promoted",
+    "Rejected",
+    "In production",
+    "Stale",
+    "Refused",
+)
+"""Names of final states of our flows, beside Prefect's own."""
+
+
 def meaning(code: int) -> str:
     """An exit code in a few words."""
     return MEANING[Exit(code)] if code in MEANING else "ended with an error"
@@ -42,6 +58,14 @@ class Refused(Exception):
         self.code = code
         self.sentence = sentence
         super().__init__(sentence)
+
+
+class RunFailed(Exception):
+    """What a failed state of Prefect holds: how the run ended. Its log shows the sentence, no traceback."""
+
+    def __init__(self, ended: Ended) -> None:
+        self.ended = ended
+        super().__init__(ended.sentence)
 
 
 class StopAsked(BaseException):

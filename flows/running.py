@@ -9,7 +9,7 @@ import typer
 
 from flows import dvc, last, supervisor, workspace
 from flows.ends import Ended, Refused, meaning
-from stages.config.data import kind_fault
+from flows.looking import look
 from stages.config.editing import edit, parse_assignments, replace_text
 from stages.config.exits import Exit
 from stages.config.loading import PARAMS_FILE, ParamsError, load
@@ -45,10 +45,11 @@ def run(request: Request) -> int:
         candidates = plan.candidates(request.stage)
         if candidates or request.force:
             due = steps if request.force else candidates
-            looked = _look_at_data(due) or _look_models_up(tree, due)
-            if looked != Exit.DONE:
+            looked = look(tree, due)
+            if looked.code != Exit.DONE:
+                failed = _failed(looked)
                 _take_back(before, tree)
-                return looked
+                return failed
             last.clear(tree)
             ended = _through_prefect(request, tree) if request.prefect else _directly(request, tree)
             if ended.code != Exit.DONE:
@@ -89,21 +90,6 @@ def _take_back(before: bytes, tree: Path) -> None:
     if (tree / PARAMS_FILE).read_bytes() != before:
         replace_text(tree / PARAMS_FILE, before.decode("utf-8"))
         say("params.yaml: put back as it was")
-
-
-def _look_at_data(due: Sequence[str]) -> int:
-    """0, or 65 with its line: a file where a folder is needed is said before DVC removes anything."""
-    data = load()["data"]
-    fault = kind_fault(data["source"], data["path"]) if "prepare_data" in due else None
-    return int(Exit.DONE) if fault is None else _failed(Ended(Exit.DATA, fault, "prepare_data"))
-
-
-def _look_models_up(tree: Path, due: Sequence[str]) -> int:
-    """0, or 64 with its line: a wrong name is said before DVC removes the outputs of what will run."""
-    if not {"find_batch_size", "train", "distill"}.intersection(due):
-        return int(Exit.DONE)
-    code, _ = supervisor.call([sys.executable, "-m", "stages.models"], cwd=tree)
-    return code
 
 
 def _directly(request: Request, tree: Path) -> Ended:

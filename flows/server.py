@@ -76,11 +76,14 @@ def server_environment(home: Path, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def started(home: Path) -> Iterator[Address]:
-    """Starts a server on a free port, waits until it answers, and stops it at the end. Raises `Refused`."""
+def started(home: Path, port: int | None = None) -> Iterator[Address]:
+    """Starts a server on a port (a free one if left out), waits until it answers, and stops it at the end.
+
+    Raises `Refused`.
+    """
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = _free_port() if port is None else _unused(port)
     address = Address(f"http://{HOST}:{port}")
     log = home / "server.log"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
@@ -110,6 +113,18 @@ def _last_words(log: Path) -> str:
     return " | ".join(lines[-_LAST_LINES:]) or "none"
 
 
+def _unused(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise Refused(
+                Exit.PARAMS, f"port {port} must be free: {error.strerror}; stop what uses it, or give another --port"
+            ) from None
+    return port
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -117,7 +132,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def api(tree: Path, say: Callable[[str], None]) -> Iterator[Address]:
+def api(tree: Path, say: Callable[[str], None], port: int | None = None) -> Iterator[Address]:
     """Prefect's API for this process: the server of PREFECT_API_URL, or one of our own. Raises `Refused`.
 
     Must be entered before Prefect is imported.
@@ -132,9 +147,17 @@ def api(tree: Path, say: Callable[[str], None]) -> Iterator[Address]:
         return
     home = (tree / STATE / "prefect").resolve()
     say("starting Prefect's server (10 to 20 s the first time) ...")
-    with started(home) as address, _environment(client_environment(home, address)):
+    with started(home, port) as address, _environment(client_environment(home, address)):
         say(f"Prefect: {address.base} (open it in a browser while the run lasts)")
         yield address
+
+
+@contextmanager
+def client_of(tree: Path, api_url: str) -> Iterator[None]:
+    """For a process that talks to a server which is there already; to be entered before Prefect is imported."""
+    _require_answer(Address(api_url.rstrip("/").removesuffix("/api")), api_url)
+    with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": api_url, **_no_proxy()}):
+        yield
 
 
 def _home(tree: Path) -> Path:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
@@ -35,6 +36,28 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise ParamsError(problems)
     return parsed
+
+
+def changes_in(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested overrides as dotted keys: `{"train": {"lr": 0.01}}` -> `{"train.lr": 0.01}`.
+
+    What is no section (a model's kwargs, a list, an optional group of settings) is one value, replaced whole.
+    """
+    from stages.config.pipeline import Pipeline  # As in `validate`: no stage depends on every section's schema.
+
+    return dict(_flat("", overrides, Pipeline))
+
+
+def _flat(path: str, values: Mapping[str, Any], schema: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        field = schema.model_fields.get(name)
+        below = field.annotation if field is not None else None
+        if isinstance(value, Mapping) and isinstance(below, type) and issubclass(below, BaseModel):
+            yield from _flat(f"{path}{name}.", value, below)
+        elif value is None and isinstance(below, type) and issubclass(below, BaseModel):
+            continue  # A section that nothing is said about.
+        else:
+            yield f"{path}{name}", value
 
 
 def edit(changes: Mapping[str, Any], path: Path = PARAMS_FILE) -> dict[str, tuple[Any, Any]]:

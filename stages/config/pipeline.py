@@ -13,9 +13,11 @@ from stages.config.distill import Distill
 from stages.config.export_onnx import ExportOnnx
 from stages.config.find_batch_size import FindBatchSize
 from stages.config.model import Model
+from stages.config.nightly import Nightly
 from stages.config.paths import Paths
 from stages.config.prepare_data import PrepareData
 from stages.config.profile_model import ProfileModel
+from stages.config.promote import Promote
 from stages.config.prune import Prune
 from stages.config.quantize import Quantize
 from stages.config.resume import Resume
@@ -48,3 +50,5 @@ class Pipeline(Section):
     quantize: Quantize
     profile_model: ProfileModel
     bundle: Bundle
+    nightly: Nightly
+    promote: Promote

@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def _refuse(lines: list[str]) -> int:
-    sys.stderr.write("".join(f"shipway: bad parameters or usage (exit 64): {line}\n" for line in lines))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return int(Exit.PARAMS)
 
 

@@ -59,6 +59,12 @@ def _show(chosen: argparse.Namespace) -> None:
         say(line)
 
 
+def _stage(chosen: argparse.Namespace) -> None:
+    from stages.reporting.stage_view import view
+
+    say(json.dumps(view(chosen.stage), ensure_ascii=False))
+
+
 def _restore(chosen: argparse.Namespace) -> None:
     from stages.reporting.restoring import restore
 
@@ -87,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "where a file comes from")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--json", action="store_true", help="as JSON")
+    stage = command("stage", _stage, "what one stage left, as JSON: table, markdown, svg")
+    stage.add_argument("stage", metavar="STAGE")
     restore = command("restore", _restore, "the parameters that made a file, as JSON")
     restore.add_argument("file", type=Path, metavar="FILE")
     release = command("release", _release, "copy a bundle and its record to a folder: [BUNDLE] DEST")

@@ -1,0 +1,67 @@
+"""What `make serve` serves: runs on demand, the nightly run, and promotion."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from prefect import get_client, serve
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+from prefect.client.schemas.objects import StateType
+from prefect.deployments.runner import RunnerDeployment
+from prefect.schedules import Cron
+from prefect.states import Crashed
+from prefect.types.entrypoint import EntrypointType
+
+from flows import automations
+from flows.promote import promote
+from flows.train_to_deploy import train_to_deploy
+from stages.config.loading import PARAMS_FILE, load
+
+FLOWS = (train_to_deploy.name, promote.name)
+
+
+def deployments(tree: Path) -> list[RunnerDeployment]:
+    """The three deployments, as params.yaml describes them. Raises `ParamsError`."""
+    nightly = load(tree / PARAMS_FILE)["nightly"]
+    by_module = EntrypointType.MODULE_PATH
+    made = (
+        train_to_deploy.to_deployment(
+            "on-demand", description="From raw data to a bundle, in a clone of its own.", entrypoint_type=by_module
+        ),
+        train_to_deploy.to_deployment(
+            "nightly",
+            schedule=Cron(nightly["cron"], timezone=nightly["timezone"], active=nightly["enabled"]),
+            parameters={"update_data": nightly["update_data"], "propose": True},
+            description="Takes new data, trains, compares with production, asks for approval.",
+            entrypoint_type=by_module,
+        ),
+        promote.to_deployment(
+            "release", description="Puts one bundle into production, after approval.", entrypoint_type=by_module
+        ),
+    )
+    return [cast(RunnerDeployment, one) for one in made]
+
+
+def serve_all(tree: Path, *, own_server: bool, say: Callable[[str], None]) -> None:
+    """Serves until it is stopped. On a server of our own, runs that died with a former one are marked as crashed."""
+    os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(automations.HEARTBEAT_S)
+    if own_server:
+        _end_lost_runs(say)
+    automations.set_up()
+    wanted = deployments(tree)
+    say(f"serving {', '.join(f'{one.flow_name}/{one.name}' for one in wanted)} (Ctrl-C stops)")
+    serve(*wanted, pause_on_shutdown=False, print_starting_message=False)
+
+
+def _end_lost_runs(say: Callable[[str], None]) -> None:
+    """Nothing can run on a server that has just started: what it calls running died with the former one."""
+    alive = {"type": {"any_": [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]}}
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(
+            flow_filter=FlowFilter.model_validate({"name": {"any_": list(FLOWS)}}),
+            flow_run_filter=FlowRunFilter.model_validate({"state": alive}),
+        ):
+            why = "its process ended with the server that it ran on; Retry goes on from the last checkpoint"
+            client.set_flow_run_state(run.id, Crashed(message=why), force=True)
+            say(f"run {run.name}: {why}")

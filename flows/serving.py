@@ -1,0 +1,71 @@
+"""`shipway serve`: Prefect's server and the process that serves the deployments, for as long as the command lives."""
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows import server
+from flows.ends import Refused
+from flows.workspace import STATE
+from stages.config.editing import replace_text
+from stages.config.exits import Exit
+
+_LOCK = STATE / "serve.lock"
+_WHERE = STATE / "serving.json"
+
+
+def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
+    """Serves until it is stopped (Ctrl-C, SIGTERM); then every run has saved and ended. Raises `Refused`."""
+    if not (tree / ".git").exists():
+        raise Refused(Exit.PARAMS, f"served runs need a git repository, {tree} is none; `git init`, then commit")
+    with _only_one(tree), server.api(tree, say, port=port) as address:
+        from flows import deployments  # Prefect takes seconds to import, and reads its environment then.
+
+        replace_text(tree / _WHERE, json.dumps({"api": address.api, "process": os.getpid()}) + "\n")
+        try:
+            with _plain_signals():
+                deployments.serve_all(tree, own_server="PREFECT_API_URL" not in os.environ, say=say)
+        finally:
+            (tree / _WHERE).unlink(missing_ok=True)
+    say("stopped; nothing is left running")
+    return Exit.DONE
+
+
+@contextmanager
+def _only_one(tree: Path) -> Iterator[None]:
+    (tree / STATE).mkdir(exist_ok=True)
+    with (tree / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            where = served_at(tree) or "an address that is just being set up or given up"
+            raise Refused(Exit.PARAMS, f"this repository is served already, at {where}; stop that one first") from None
+        yield
+
+
+@contextmanager
+def _plain_signals() -> Iterator[None]:
+    """Inside, a stop is Prefect's: it ends the runs, and returns."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Until Prefect puts its own in its place.
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def served_at(tree: Path) -> str | None:
+    """The API's address where this repository is served, or None."""
+    try:
+        told = json.loads((tree / _WHERE).read_text("utf-8"))
+        os.kill(int(told["process"]), 0)
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(told["api"])

@@ -1,0 +1,29 @@
+"""`shipway take`: a served run's result comes into a person's own working tree."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flows import dvc, git, supervisor, workspace
+from flows.ends import Refused
+from stages.config.exits import Exit
+
+
+def take(tree: Path, branch: str, say: Callable[[str], None]) -> int:
+    """Merges the branch and checks its artifacts out. Raises `Refused`; a merge that conflicts is taken back."""
+    git.commit_of(tree, branch)
+    with workspace.only_run(tree, say):
+        changed = git.uncommitted(tree)
+        if changed:
+            raise Refused(
+                Exit.PARAMS, f"uncommitted changes must be committed or stashed first: {', '.join(changed[:5])}"
+            )
+        code, _ = supervisor.call(["git", "merge", "--quiet", "--no-edit", "--", branch], cwd=tree)
+        if code:
+            supervisor.call(["git", "merge", "--abort"], cwd=tree)
+            raise Refused(
+                Exit.PARAMS,
+                f"{branch} cannot be merged by itself, and nothing was changed; `git merge {branch}` by hand",
+            )
+        dvc.checkout(tree, say)
+    say(f"{branch} is merged, its artifacts are checked out; `shipway run` says what is still stale")
+    return Exit.DONE
