@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stages.runtime.exits import BadParams
 from stages.runtime.files import canonical_json, sha256_bytes
 
 
@@ -39,9 +40,14 @@ def fingerprint(
 
 
 def module_hash(module: nn.Module) -> str:
-    """Hex SHA-256 over the printed structure and every tensor of the state dict (name, type, shape, content)."""
+    """Hex SHA-256 over the printed structure and every tensor of the state dict (name, type, shape, content).
+
+    Raises `BadParams` for state that is no tensor (`get_extra_state`): it could be neither saved nor resumed.
+    """
     found = hashlib.sha256(repr(module).encode())
     for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            raise BadParams(f"the network's state must be tensors, {name} is {type(tensor).__name__}; use a buffer")
         found.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

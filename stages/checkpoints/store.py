@@ -6,6 +6,7 @@ with its SHA-256: without that file it counts as unfinished. The last three are 
 
 import fcntl
 import io
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from stages.runtime.progress import say
 KEPT = 3
 """Checkpoints that are kept, beside the best."""
 
+_NAME = re.compile(r"step-([0-9]{9,})\.pt")
 _KEPT_TOO = ("best_step", "anchor_step")
 _POLL_S = 0.2
 _warned: set[str] = set()
@@ -251,8 +253,8 @@ def _try_lock(descriptor: int) -> bool:
 
 def _steps(folder: Path) -> list[int]:
     """Steps of the checkpoint files, newest first."""
-    names = [path.stem.removeprefix("step-") for path in folder.glob("step-*.pt")]
-    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    named = [found for path in folder.glob("step-*.pt") if path.is_file() and (found := _NAME.fullmatch(path.name))]
+    return sorted((int(found.group(1)) for found in named), reverse=True)
 
 
 def _seal(folder: Path, step: int) -> dict[str, Any]:
@@ -292,7 +294,11 @@ def _read(path: Path) -> Saved | None:
     if not _is_whole(path):
         return None
     payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return Saved(path, int(path.stem.removeprefix("step-")), payload)
+    step, told = int(path.stem.removeprefix("step-")), payload["meta"]
+    if (told["step"], told["fingerprint"]) != (step, path.parent.parent.name):
+        _warn(f"checkpoint {path} is refused: by its own words it is of step {told['step']} of another place")
+        return None
+    return Saved(path, step, payload)
 
 
 def _remove_leftovers(folder: Path) -> None:

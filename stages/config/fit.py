@@ -177,6 +177,12 @@ class Fit(Section):
     def _fit_into_epochs(self) -> None:
         """Raises when a rule that looks at several epochs could never act."""
         rule, amplitude = self.early_stopping, self.recovery.amplitude
+        plateau = (self.plateau or Plateau()) if self.schedule == "reduce_on_plateau" else None
+        if plateau is not None and plateau.patience >= self.epochs:
+            raise ValueError(
+                f"plateau.patience must be below epochs ({self.epochs}), or the learning rate never falls; "
+                f"got {plateau.patience}"
+            )
         if rule is not None and rule.patience >= self.epochs:
             raise ValueError(
                 f"early_stopping.patience must be below epochs ({self.epochs}), or nothing is ever stopped; "

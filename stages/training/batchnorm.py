@@ -22,6 +22,11 @@ class Buffers:
     def __init__(self, module: nn.Module) -> None:
         self._slots = Slots(module, weights=False)
         self._kept = [buffer.detach().clone() for buffer in self._slots.now()]
+        self._were_finite = [bool(torch.isfinite(buffer).all()) for buffer in self._kept]
+
+    def to_stay_finite(self) -> list[Tensor]:
+        """The buffers that were finite at the start; others (a mask of -inf) may hold what they like."""
+        return [buffer for buffer, was in zip(self._slots.now(), self._were_finite, strict=True) if was]
 
     @torch.no_grad()
     def keep(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.runtime.progress import say
+from stages.training.batchnorm import Buffers
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -18,20 +19,21 @@ def forward_of(module: nn.Module, example: Tensor | None) -> Forward:
     """
     if example is None:
         return module
-    was_training = module.training
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    was_training, buffers = module.training, Buffers(module)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # The compiler's advice is not for the person who trains.
             module.train()
-            compiled: Forward = torch.compile(module)
+            # A kernel for each size, whatever came before: one for all sizes, made when the second size comes, would
+            # round differently before and after a resume.
+            compiled: Forward = torch.compile(module, dynamic=False)
             torch.autograd.backward(compiled(example).float().sum())
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         say(f"warning: torch.compile does not work here ({type(error).__name__}: {said}); the plain network is trained")
         return module
     finally:
-        module.load_state_dict(state)
+        buffers.put_back()
         module.zero_grad(set_to_none=True)
         module.train(was_training)
     return compiled

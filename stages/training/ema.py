@@ -29,9 +29,12 @@ class Average:
         self._names = [name for name, averaged in zip(self._slots.names, self._is_averaged, strict=True) if averaged]
         self._average = [value.detach().clone() for value in self._weights()]
 
-    def _weights(self) -> list[Tensor]:
+    def _weights_themselves(self) -> list[Tensor]:
         pairs = zip(self._slots.now(), self._is_averaged, strict=True)
-        return [value.detach() for value, averaged in pairs if averaged]
+        return [value for value, averaged in pairs if averaged]
+
+    def _weights(self) -> list[Tensor]:
+        return [value.detach() for value in self._weights_themselves()]
 
     @torch.no_grad()
     def update(self, steps_taken: int) -> None:
@@ -57,8 +60,11 @@ class Average:
 
     def module_state(self) -> dict[str, Tensor]:
         """A state dict for the network, with the averaged weights."""
-        averages = dict(zip(self._names, self._average, strict=True))
-        return {name: averages.get(name, value) for name, value in self._module.state_dict().items()}
+        # By identity: a module that hangs in two places has each weight under two names.
+        pairs = zip(self._weights_themselves(), self._average, strict=True)
+        averages = {id(weight): average for weight, average in pairs}
+        held = self._module.state_dict(keep_vars=True)
+        return {name: averages.get(id(value), value.detach()) for name, value in held.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint: `count`, the averaged network's state dict under `module`, and its other buffers."""

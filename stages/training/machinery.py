@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stages.data.augment import Augmenter
 from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
+from stages.training.activation_checkpointing import checkpointed
 from stages.training.batchnorm import Buffers, layers
 from stages.training.compiling import Forward, forward_of
 from stages.training.ema import Average
@@ -58,6 +59,8 @@ class Machinery:
         augmenter = None if settings.augment is None else Augmenter(settings.augment, info.shape, job.seed, train)
         if settings.precision != "none":
             _say_if_slower(job)
+        with checkpointed(module, enabled=settings.activation_checkpointing):  # The trial is of what will be trained.
+            forward = forward_of(module, _example(job) if settings.compile else None)
         return cls(
             optimizer=optimizer(module, settings, total),
             choice=choose(module, settings),
@@ -66,7 +69,7 @@ class Machinery:
             average=None if settings.ema is None else Average(module, settings.ema),
             layers=Layers(module),
             buffers=Buffers(module),
-            forward=forward_of(module, _example(job) if settings.compile else None),
+            forward=forward,
             augmenter=augmenter,
             state_names=frozenset(module.state_dict()),
             sizes=sizes,

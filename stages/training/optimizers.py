@@ -70,10 +70,10 @@ def choose(module: nn.Module, settings: Fit) -> Choice:
 def parameter_groups(module: nn.Module, settings: Fit) -> list[dict[str, Any]]:
     """The trainable weights by learning rate and decay: dicts of `params`, `lr_scale` and `weight_decay`.
 
-    Weights of two or more dimensions decay; biases and norms (fewer dimensions) do not. A weight whose name matches one
-    of `settings.groups` (regular expression search, the first that matches) has that group's `lr_scale`, and its
-    `weight_decay` where one is given, then whatever its dimensions; otherwise the rule above. A tied weight is counted
-    once, and matched by any of its names. Frozen weights are left out.
+    Weights of two or more dimensions decay; biases, and the weights of layers whose class is named a norm, do not. A
+    weight whose name matches one of `settings.groups` (regular expression search, the first that matches) has that
+    group's `lr_scale`, and its `weight_decay` where one is given, then whatever its dimensions; otherwise the rule
+    above. A tied weight is counted once, and matched by any of its names. Frozen weights are left out.
 
     Raises `BadParams`: no trainable weight; a pattern that is no regular expression, or that no weight falls to.
     """
@@ -84,14 +84,15 @@ def parameter_groups(module: nn.Module, settings: Fit) -> list[dict[str, Any]]:
         )
     left = dict(names)  # Keys are compared by identity: a tensor's hash is its id.
     special: list[dict[str, Any]] = []
+    spare = _spared(module)
     for group in settings.groups:
         members = _matching(group.pattern, left)
         if not members:
             raise BadParams(_no_match(group.pattern, module, names))
         for weight in members:
             del left[weight]
-        special += _by_decay(members, group, settings.weight_decay)
-    return _by_decay(list(left), Group(pattern="."), settings.weight_decay) + special
+        special += _by_decay(members, group, settings.weight_decay, spare)
+    return _by_decay(list(left), Group(pattern="."), settings.weight_decay, spare) + special
 
 
 def optimizer(module: nn.Module, settings: Fit, total_steps: int) -> torch.optim.Optimizer:
@@ -177,12 +178,24 @@ def _nearest(pattern: str, names: list[str]) -> str:
     return f"the nearest names are {', '.join(near)}"
 
 
-def _by_decay(weights: list[nn.Parameter], group: Group, general: float) -> list[dict[str, Any]]:
-    """One or two groups (none without weights): all with the group's own decay, or parted by their dimensions."""
+def _spared(module: nn.Module) -> set[nn.Parameter]:
+    """Weights that do not decay: of fewer than two dimensions, biases and norms of any (LayerNorm over a plane)."""
+    found = {weight for weight in module.parameters() if weight.ndim < 2}
+    for part in module.modules():
+        own = dict(part.named_parameters(recurse=False))
+        is_norm = "norm" in type(part).__name__.lower()
+        found |= {weight for name, weight in own.items() if is_norm or name == "bias"}
+    return found
+
+
+def _by_decay(
+    weights: list[nn.Parameter], group: Group, general: float, spare: set[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """One or two groups (none without weights): all with the group's own decay, or parted by what is spared."""
     parts: list[tuple[list[nn.Parameter], float]] = [(weights, group.weight_decay or 0.0)]
     if group.weight_decay is None:
-        decayed = [weight for weight in weights if weight.ndim >= 2]
-        spared = [weight for weight in weights if weight.ndim < 2]
+        spared = [weight for weight in weights if weight in spare]
+        decayed = [weight for weight in weights if weight not in spare]
         parts = [(decayed, general), (spared, 0.0)]
     return [
         {"params": members, "lr_scale": group.lr_scale, "weight_decay": decay} for members, decay in parts if members

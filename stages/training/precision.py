@@ -20,6 +20,7 @@ class Precision:
     def __init__(self, name: Name, device: torch.device) -> None:
         self.name = name
         self._device = device.type
+        self._unscaled = False
         self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
     def forward(self) -> AbstractContextManager[Any]:
@@ -34,12 +35,14 @@ class Precision:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradients by the scale: before anything reads or clips them."""
-        if self._scaler is not None:
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        self._unscaled = self._scaler is not None and any(weight.grad is not None for weight in weights)
+        if self._scaler is not None and self._unscaled:
             self._scaler.unscale_(optimizer)
 
     def overflowed(self, grad_norm: Tensor) -> bool:
         """With float16, whether this step must be skipped; adapts the scale. Waits for the device, in float16 alone."""
-        if self._scaler is None:
+        if self._scaler is None or not self._unscaled:  # torch's scaler fails where no gradient came.
             return False
         self._scaler.update()
         return not bool(torch.isfinite(grad_norm))

@@ -1,5 +1,6 @@
 """The state of a training under way: position, best score, recoveries; how it is saved, resumed and rolled back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -145,9 +146,16 @@ class Run:
         return [*self.job.module.buffers(), *average]
 
     def require_finite_weights(self) -> None:
-        """Raises `NonFinite` when the last step has spoilt the weights, where that is not to be gone on with."""
-        if self._ends_on_nan and not _all_finite(self.parts.parameters):
-            raise NonFinite(self.step, self._epoch_of(self.step), "weights that are not finite")
+        """Raises `NonFinite` when weights or running statistics are spoilt, where that is not to be gone on with."""
+        if not self._ends_on_nan:
+            return
+        held: dict[str, Sequence[Tensor]] = {
+            "weights": self.parts.parameters,
+            "running statistics": self.parts.buffers.to_stay_finite(),
+        }
+        for name, tensors in held.items():
+            if tensors and not _all_finite(tensors):
+                raise NonFinite(self.step, self._epoch_of(self.step), f"{name} that are not finite")
 
     def _epoch_of(self, step: int) -> int:
         return (step - 1) // len(self.parts.sizes) + 1
@@ -264,6 +272,6 @@ def _agreed(job: Job) -> Saved | None:
     return job.store.load(step) if step >= 0 else None
 
 
-def _all_finite(parameters: list[torch.nn.Parameter]) -> bool:
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
     with torch.no_grad():
-        return bool(torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).all())
+        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -224,3 +225,35 @@ with Store("train", "f" * 64, "c" * 64).locked():
     assert process.wait(30) == 0
     with store().locked():  # Left by the first one, and by the death of a process too.
         pass
+
+
+def test_checkpoints_that_changed_places_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = store()
+    for step in (1, 2, 3):
+        save(kept, step)
+    one, three = kept.folder / "step-000000001.pt", kept.folder / "step-000000003.pt"
+    for suffix in (".pt", ".json"):
+        content = three.with_suffix(suffix).read_bytes()
+        three.with_suffix(suffix).write_bytes(one.with_suffix(suffix).read_bytes())
+        one.with_suffix(suffix).write_bytes(content)
+    found = store().latest()
+    assert found is not None
+    assert found.step == 2
+    assert "by its own words it is of step 1 of another place" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_training_is_refused() -> None:
+    other = Store("train", "0" * 64, "c" * 64)
+    save(other, 4)
+    shutil.copytree(other.folder, store().folder, dirs_exist_ok=True)
+    assert store().latest() is None
+
+
+def test_folders_and_odd_names_are_no_checkpoints() -> None:
+    save(store(), 1)
+    (store().folder / "step-000000009.pt").mkdir()
+    (store().folder / "step-\u00b2\u00b3.pt").touch()
+    save(store(), 2)
+    found = store().latest()
+    assert found is not None
+    assert found.step == 2

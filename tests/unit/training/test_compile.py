@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stages.checkpoints.store import Store
 from stages.data.prepared import Prepared
@@ -79,3 +79,69 @@ def test_compiled_it_is_close_and_without_a_compiler_it_is_the_plain_one(tmp_pat
     assert int(graphs) >= 1
     assert "warning: torch.compile does not work here" in after
     assert "fallen 0.0" in after
+
+
+RESUMED = """
+import sys
+from pathlib import Path
+import torch
+from stages.checkpoints.fingerprint import module_hash
+from stages.checkpoints.store import Store
+from stages.data.prepared import Prepared
+from stages.runtime import seeds, stopping
+from stages.runtime.exits import Stopped
+from stages.training.fit import fit
+from tests.unit.training import toy
+from tests.unit.training.test_compile import SETTINGS, Counted
+
+seeds.apply(0, 1)
+stopping.install()
+folder = Path(sys.argv[1])
+prepared = Prepared.open(folder / "data")
+
+def run(name, stop_at=None):
+    torch._dynamo.reset()  # As in a new process.
+    settings, store = {**SETTINGS, "compile": True}, Store("toy", name, "c")
+    job = toy.job(folder / name, prepared, Counted(), settings=settings, store=store)
+    def loss(logits, labels, raw):
+        if job.module.steps.item() == stop_at:
+            stopping._state.requested = True
+        return torch.nn.functional.cross_entropy(logits, labels)
+    job.loss = loss
+    try:
+        fit(job)
+    except Stopped:
+        stopping._state.requested = False
+        return "stopped"
+    return module_hash(job.module)
+
+whole = run("whole")
+print("RESULT", run("cut", stop_at=17), run("cut") == whole)
+"""
+
+
+class Counted(nn.Module):
+    """Counts its training passes; the count of the trial is not among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return self.inner(rows)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(" " in sys.prefix, reason="torch hands its include path to the compiler unquoted: no space in it")
+def test_it_resumes_bit_for_bit_where_windows_differ_in_size(tmp_path: Path) -> None:
+    toy.prepare(tmp_path / "data", train=46)  # Windows of 8 and 6, micro-batches of 4 and 2.
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RESUMED, str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RESULT stopped True" in done.stdout
+    assert "does not work here" not in done.stdout

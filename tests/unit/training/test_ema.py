@@ -58,6 +58,25 @@ def test_it_is_the_bias_corrected_sum(decay: float, start_step: int) -> None:
         assert torch.equal(module.weight, weights[0])  # The weights themselves are left alone.
 
 
+def test_a_module_that_hangs_in_two_places_is_averaged_under_both_names() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = self.two = nn.BatchNorm1d(2)
+
+    module = Twice()
+    average = Average(module, Ema(decay=0.5))
+    for step in (1, 2, 3):
+        put(module, [torch.full((2,), float(step)), torch.full((2,), float(-step))])
+        average.update(step)
+    state = average.module_state()
+    assert float(state["one.weight"][0]) == pytest.approx((1 * 0.25 + 2 * 0.5 + 3) / 1.75)
+    for name in ("weight", "bias", "running_mean", "num_batches_tracked"):
+        assert torch.equal(state[f"one.{name}"], state[f"two.{name}"])
+    with average.in_place():
+        assert torch.equal(module.one.weight, state["two.weight"])
+
+
 def test_in_place_holds_the_average_and_puts_the_weights_back() -> None:
     module = toy.network()
     average = Average(module, Ema(decay=0.5))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stages.checkpoints.fingerprint import module_hash
 from stages.checkpoints.store import Store
 from stages.data.prepared import Prepared
 from stages.runtime import seeds
@@ -13,7 +14,7 @@ from stages.runtime.exits import BadParams
 from stages.training.fit import fit
 from stages.training.job import Job
 from tests.unit.training import toy
-from tests.unit.training.acting import loss_that, stop_in, stopped_and_resumed
+from tests.unit.training.acting import loss_that, rows, stop_in, stopped_and_resumed
 
 
 class Counting(nn.Module):
@@ -81,3 +82,48 @@ def test_complex_weights_are_refused(tmp_path: Path, prepared: Prepared) -> None
     module.odd = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(BadParams, match="weights must be real numbers, odd is complex"):
         fit(job(tmp_path / "complex", prepared, module))
+
+
+class Masked(nn.Module):
+    """Has a buffer of -inf from the start; spoils its running statistics in a pass, never the loss of its training."""
+
+    def __init__(self, spoilt_pass: int) -> None:
+        super().__init__()
+        self.inner = toy.network()
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+        self.passes, self.spoilt_pass = 0, spoilt_pass
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.training and self.passes == self.spoilt_pass:
+            self.inner[2].running_mean.fill_(torch.nan)
+        return self.inner(values)
+
+
+def test_running_statistics_that_are_spoilt_alone_are_rolled_back(tmp_path: Path, prepared: Prepared) -> None:
+    settings = {"recovery": {"max_rollbacks": 1}}
+    job = toy.job(tmp_path, prepared, Masked(2 * 8), settings=settings, store=Store("toy", "stats", "c"))
+    assert fit(job).status == "finished"
+    (event,) = rows(job, "events.jsonl")
+    assert (event["kind"], event["epoch"]) == ("rollback", 2)
+    assert "running statistics" in event["what"]
+    assert all(torch.isfinite(value).all() for name, value in job.module.state_dict().items() if name != "mask")
+
+
+def test_fp16_goes_on_where_no_gradient_comes(tmp_path: Path, prepared: Prepared) -> None:
+    job = toy.job(tmp_path, prepared, settings={"precision": "fp16", "epochs": 1}, store=Store("toy", "none", "c"))
+    job.loss = lambda logits, labels, raw: torch.zeros((), requires_grad=True) + logits.detach().sum() * 0
+    assert fit(job).status == "finished"
+
+
+class Stateful(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(BadParams, match="state must be tensors, _extra_state is dict"):
+        module_hash(Stateful(2, 2))

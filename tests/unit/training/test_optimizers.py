@@ -146,6 +146,17 @@ def test_a_step_moves_spared_weights_by_the_gradient_alone(settings: dict[str, A
     torch.testing.assert_close(module.weight.detach(), before["weight"] * factor)
 
 
+def test_a_norm_over_a_plane_does_not_decay_either() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm([2, 4, 4]), nn.Flatten(), nn.Linear(32, 2))
+    spared = {id(p) for group in parameter_groups(module, Fit()) if not group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in module.named_parameters() if id(p) in spared} == {
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "3.bias",
+    }
+
+
 def test_frozen_weights_are_left_out() -> None:
     module = nn.Linear(3, 2)
     module.bias.requires_grad_(False)
