@@ -186,7 +186,7 @@ def restore(file: Annotated[Path, typer.Argument(help="A file or folder that a r
 
 def _where_the_code_is(found: dict[str, Any]) -> str:
     if not found.get("commit"):
-        return "code: the commit is not known (made outside git, and its run record is not here)"
+        return "code: the commit is not known (made outside git, or its run record is not here)"
     dirty = "; it was made with uncommitted changes, which are not in git" if found.get("dirty") else ""
     return f"code: git checkout {found['commit']} -- stages flows dvc.yaml{dirty}"
 

@@ -57,11 +57,10 @@ def verdict(rows: Rows, metric: str, min_gain: float) -> tuple[bool, str]:
 
 
 def table(rows: Rows) -> str:
-    """The two as a Markdown table."""
-    lines = [f"| | {' | '.join(_COLUMNS)} |", f"|---|{'---|' * len(_COLUMNS)}"]
-    for name, row in rows.items():
-        cells = [_cell(row.get(column)) for column in _COLUMNS]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    """The two side by side as a Markdown table: narrow enough for the dialog that asks for approval."""
+    lines = [f"| | {' | '.join(rows)} |", f"|---|{'---|' * len(rows)}"]
+    for column in _COLUMNS:
+        lines.append(f"| {column} | {' | '.join(_cell(row.get(column)) for row in rows.values())} |")
     return "\n".join(lines)
 
 

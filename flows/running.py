@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from flows import dvc, last, supervisor, workspace
+from flows import dvc, last, server, supervisor, workspace
 from flows.ends import Ended, Refused, meaning
 from flows.looking import look
 from stages.config.editing import edit, parse_assignments, replace_text
@@ -38,6 +38,8 @@ def run(request: Request) -> int:
     tree = workspace.root()
     workspace.check_writable(tree)
     _look_at_git(tree)
+    if request.prefect:
+        server.require_given()
     with workspace.only_run(tree, say):
         before = _edit(request, tree)
         plan = dvc.plan(tree, say)
@@ -97,8 +99,6 @@ def _directly(request: Request, tree: Path) -> Ended:
 
 
 def _through_prefect(request: Request, tree: Path) -> Ended:
-    from flows import server
-
     with server.api(tree, say):
         from flows import train_to_deploy  # Prefect takes seconds to import, and reads its environment then.
 

@@ -139,8 +139,8 @@ def api(tree: Path, say: Callable[[str], None], port: int | None = None) -> Iter
     """
     given = os.environ.get("PREFECT_API_URL")
     if given:
+        require_given()
         address = Address(given.rstrip("/").removesuffix("/api"))
-        _require_answer(address, given)
         with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree))}):
             say(f"Prefect: {address.base} (from PREFECT_API_URL)")
             yield address
@@ -164,6 +164,13 @@ def _home(tree: Path) -> Path:
     """Where Prefect keeps its state: the user's own place where there is one (it may hold a key), else below `tree`."""
     users = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     return users if users.is_dir() else (tree / STATE / "prefect").resolve()
+
+
+def require_given() -> None:
+    """Raises `Refused` where PREFECT_API_URL names a server and none answers."""
+    given = os.environ.get("PREFECT_API_URL")
+    if given:
+        _require_answer(Address(given.rstrip("/").removesuffix("/api")), given)
 
 
 def _require_answer(address: Address, given: str) -> None:

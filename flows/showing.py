@@ -56,7 +56,11 @@ def show(tree: Path, stage: str, ended: Ended, say: Callable[[str], None]) -> No
     if code != Exit.DONE:
         say(f"the results of {stage} cannot be shown: `python -m stages.reporting stage {stage}` ended with {code}")
         return
-    view: dict[str, Any] = json.loads(printed)
+    try:
+        view: dict[str, Any] = json.loads(printed)
+    except ValueError:  # A project whose own reporting says something else. What a stage made does not hang on it.
+        say(f"the results of {stage} cannot be shown: `python -m stages.reporting stage {stage}` printed no JSON")
+        return
     if view["table"]:
         create_table_artifact(view["table"], key=f"{key(stage)}-table", description=f"{stage}: what it measured")
     said = f"**{stage}**: {ended.sentence}\n\n{view['markdown']}" if ended.sentence else view["markdown"]

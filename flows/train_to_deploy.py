@@ -22,7 +22,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Failed, Running
 
 from flows import clones, dvc, last, nightly, parent, showing, workspace
-from flows.ends import Ended, Refused, RunFailed
+from flows.ends import Ended, Refused, RunFailed, StopAsked
 from flows.form import Overrides, StageName
 from flows.looking import look
 from stages.config.editing import changes_in, edit
@@ -49,6 +49,7 @@ _DELIVERY_LIMIT_S = 15.0
 _WORTH_ANOTHER_TRY = (Exit.STOPPED, Exit.DISK)
 """Lost processes and stops, which go on from the checkpoint, and a disk that may have room by then."""
 _RETRY_DELAYS_S = [10.0, 60.0]
+_STOPPED = "stopped on request; run again to go on"
 
 
 def _tells_something(record: logging.LogRecord) -> bool:
@@ -63,7 +64,9 @@ for _name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
 
 def worth_another_try(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
     """The stage's own exit code decides: 75 and 74 yes; a gate, bad parameters or data, a bug no."""
-    return isinstance(state.data, RunFailed) and state.data.ended.code in _WORTH_ANOTHER_TRY
+    if not isinstance(state.data, RunFailed) or state.data.ended.sentence == _STOPPED:
+        return False
+    return state.data.ended.code in _WORTH_ANOTHER_TRY
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,10 @@ def run_stage(stage: str, tree: str, *, force: bool) -> State[Ended]:
             logger.info(line)
             progress.line(line)
 
-    ended = dvc.repro(root, stage, anew=force, on_line=log, say=logger.warning)
+    try:
+        ended = dvc.repro(root, stage, anew=force, on_line=log, say=logger.warning)
+    except StopAsked:  # By the terminal; from the UI and from `make serve` it comes as Prefect's own cancellation.
+        return failed(Ended(Exit.STOPPED, _STOPPED, stage))
     said = last.read(root).get(stage)
     if ended.code in (Exit.DONE, Exit.GATE) and said is not None:
         showing.show(root, stage, Ended(ended.code, str(said.get("sentence", ""))), logger.warning)
@@ -205,7 +211,8 @@ def _run_stages(plan: dvc.Plan, tree: Path, wanted: Wanted) -> State[Ended]:
         state = run_stage(name, str(tree), force=wanted.force, return_state=True)
         if not state.is_completed():
             return failed(_ended(state, name))
-    return Completed(message=f"{len(steps)} stages are up to date", data=Ended(Exit.DONE))
+    what = "all stages are" if len(steps) > 1 else f"{steps[0]} is"
+    return Completed(message=f"{what} up to date", data=Ended(Exit.DONE))
 
 
 def failed(ended: Ended) -> State[Ended]:

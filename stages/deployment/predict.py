@@ -283,6 +283,10 @@ def check_samples(bundle: Bundle, samples: npt.NDArray[Any], name: str) -> npt.N
     if one_channel and samples.ndim in (2, 3) and samples.shape[-2:] == bundle.shape[:2]:
         samples = samples[..., None]  # (n, H, W) or (H, W): the sources take them so, too.
     batch = samples[None] if samples.shape == bundle.shape else samples
+    is_number = batch.dtype.kind == "f" or (batch.dtype.kind in "iu" and len(bundle.shape) == 1)
+    if bundle.dtype.kind == "f" and is_number:  # As the sources take them.
+        with np.errstate(over="ignore"):
+            batch = batch.astype(bundle.dtype)
     if batch.shape[1:] != bundle.shape or batch.dtype != bundle.dtype:
         raise RefusedError(
             f"{name} must be {bundle.dtype} (n, {', '.join(map(str, bundle.shape))}), "

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stages.deployment import predict
 from stages.reporting import git, origin
 from stages.runtime import embedding, record
 from stages.runtime.exits import BadData
@@ -28,11 +29,21 @@ def describe(path: Path) -> Description:
     identity = _identity(path, kind)
     if identity is not None:
         _check_identity(path, identity)
-    notes = [] if identity else ["it carries no identity: Shipway did not make it, or it was written anew since"]
+    notes = _damage(path) if kind == "bundle" else []
+    notes += [] if identity else ["it carries no identity: Shipway did not make it, or it was written anew since"]
     found = digest(path)
     made, more = _made(path, found, identity)
     shown = {"path": path.as_posix(), "kind": kind, "digest": found, "identity": identity, "made": made}
     return {**shown, "notes": [*notes, *more]}
+
+
+def _damage(bundle: Path) -> list[str]:
+    """What is wrong with a bundle's files; its provenance can be told all the same."""
+    try:
+        predict.check_files(bundle, predict.read_manifest(bundle))
+    except predict.RefusedError as error:
+        return [f"it is damaged: {error}"]
+    return []
 
 
 def kind_of(path: Path) -> str:

@@ -32,10 +32,13 @@ def read(file: Path) -> dict[str, Any] | None:
 
 
 def read_safetensors_metadata(file: Path) -> dict[str, str]:
-    """The `__metadata__` of a safetensors file."""
+    """The `__metadata__` of a safetensors file. Raises `ValueError` for one that was cut off."""
     with file.open("rb") as handle:
         (length,) = struct.unpack("<Q", handle.read(8))
         header: dict[str, Any] = json.loads(handle.read(length))
+    tensors = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if file.stat().st_size < 8 + length + max(tensors, default=0):
+        raise ValueError(f"{file} is cut off: its tensors are not all there")
     return dict(header.get("__metadata__") or {})
 
 

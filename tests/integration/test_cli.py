@@ -266,3 +266,22 @@ def test_restore_writes_only_what_differs(tiny: Workspace) -> None:
     assert "code: git checkout 0123abc" in said
     restored = tiny.read("params.yaml").decode()
     assert restored == before
+
+
+def test_a_stage_that_is_stopped_while_it_imports_says_nothing_of_python(tiny: Workspace) -> None:
+    with (tiny.root / "stages/second.py").open("r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write(
+            text.replace("import os, signal, sys, time", "import time\nprint('importing', flush=True)\ntime.sleep(60)")
+        )
+    with begin(tiny, "flows.cli", "run") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "importing" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, said
+    assert "Traceback" not in said
+    assert "KeyboardInterrupt" not in said

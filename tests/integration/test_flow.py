@@ -105,8 +105,10 @@ def test_no_server_at_the_given_address_is_said(tiny: Workspace) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/api"
-    said = tiny.shipway("run", "--prefect", check=False, PREFECT_API_URL=url)
+    before = tiny.read("params.yaml")
+    said = tiny.shipway("run", "--prefect", "--set", "seed=5", check=False, PREFECT_API_URL=url)
     assert said.returncode == 64
+    assert tiny.read("params.yaml") == before
     assert f"no Prefect server answers at PREFECT_API_URL={url}" in said.stderr
 
 
@@ -126,6 +128,8 @@ def test_a_server_of_its_own_talks_to_this_machine_only_and_a_stop_leaves_nothin
         said = process.communicate(timeout=120)[0]
     assert process.returncode == 75, said
     assert "Traceback" not in said
+    assert "Crash" not in said
+    assert "Finished in state Stopped" in said
     assert (tiny.root / "saved.txt").exists()
     assert addresses == {"127.0.0.1"}
     assert len(family) >= 4  # Server and DVC, each under its supervisor, and the stage.

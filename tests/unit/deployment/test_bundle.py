@@ -410,3 +410,14 @@ def test_the_card_shows_hostile_names_as_text_and_nothing_else(images: Path) -> 
     for name in printable:
         assert cells.count(name) >= 1, name
     assert not re.search(r"https?://|www\.", card.split("## Data")[1].split("## Origin")[0])
+
+
+def test_numbers_are_taken_as_the_sources_take_them() -> None:
+    class Rows:
+        shape, dtype = (3,), np.dtype(np.float32)
+
+    for kind in (np.float64, np.float16, np.int64, np.uint8):
+        taken = predict_py.check_samples(Rows(), np.ones((2, 3), kind), "x")  # type: ignore[arg-type]
+        assert taken.dtype == np.float32
+    with pytest.raises(predict_py.RefusedError, match="NaN or infinity"):
+        predict_py.check_samples(Rows(), np.full((2, 3), 1e300), "x")  # type: ignore[arg-type]

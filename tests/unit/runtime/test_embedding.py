@@ -49,3 +49,12 @@ def test_no_identity_is_none(tmp_path: Path, onnx_file: Path) -> None:
     save_file({"a": np.zeros(1)}, tmp_path / "w.safetensors")
     assert embedding.read(tmp_path / "w.safetensors") is None
     assert embedding.read(onnx_file) is None
+
+
+def test_a_file_that_was_cut_off_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"a": np.zeros(1000)}, path, metadata={"shipway": '{"stage":"train"}'})
+    assert embedding.read(path) == {"stage": "train"}
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="cut off"):
+        embedding.read(path)
