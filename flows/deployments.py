@@ -1,14 +1,18 @@
 """What `make serve` serves: runs on demand, the nightly run, and promotion."""
 
+import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from prefect import get_client, serve
+from prefect import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import TerminationSignal
+from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
 from prefect.types.entrypoint import EntrypointType
@@ -50,8 +54,12 @@ def serve_all(tree: Path, *, own_server: bool, say: Callable[[str], None]) -> No
         _end_lost_runs(say)
     automations.set_up()
     wanted = deployments(tree)
+    runner = Runner(pause_on_shutdown=False)
+    for one in wanted:
+        runner.add_deployment(one)
     say(f"serving {', '.join(f'{one.flow_name}/{one.name}' for one in wanted)} (Ctrl-C stops)")
-    serve(*wanted, pause_on_shutdown=False, print_starting_message=False)
+    with suppress(KeyboardInterrupt, TerminationSignal):
+        asyncio.run(runner.start())
 
 
 def _end_lost_runs(say: Callable[[str], None]) -> None:

@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from flows import server
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ("stages", "flows", "params.yaml", "dvc.yaml", ".dvc", ".dvcignore", ".gitignore", "pyproject.toml")
@@ -106,3 +109,31 @@ def copied(finished: Workspace, tmp_path: Path) -> Workspace:
     root = tmp_path / "a copy"
     shutil.copytree(finished.root, root, symlinks=True)
     return Workspace(root, finished.env)
+
+
+@pytest.fixture(scope="session")
+def tiny_done(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The small pipeline, run once by `shipway run`; to be left as it is."""
+    workspace = make_workspace(tmp_path_factory.mktemp("tiny"))
+    from tests.tiny import make_tiny  # It needs `Workspace` from here.
+
+    make_tiny(workspace.root)
+    workspace.git("add", "-A")
+    workspace.git("commit", "-q", "-m", "small pipeline")
+    assert "THE TABLE" in workspace.shipway("run").stdout
+    return workspace
+
+
+@pytest.fixture
+def tiny(tiny_done: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of it, up to date, free to be changed."""
+    root = tmp_path / "a copy"
+    shutil.copytree(tiny_done.root, root, symlinks=True)
+    return Workspace(root, tiny_done.env)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Address]:
+    """One Prefect server for the whole session: a cold start takes 9 to 21 s."""
+    with server.started(tmp_path_factory.mktemp("prefect server")) as address:
+        yield address

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Workspace, make_workspace
-from tests.integration.conftest import begin, make_second_stale, make_tiny, until_gone, until_sleeping
+from tests.tiny import begin, make_second_stale, make_tiny, until_gone, until_sleeping
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import pytest
 
 from flows import server
 from tests.conftest import Workspace
-from tests.integration.conftest import begin, make_second_stale, until_gone, until_sleeping
+from tests.tiny import begin, make_second_stale, until_gone, until_sleeping
 
 pytestmark = pytest.mark.integration
 

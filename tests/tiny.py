@@ -1,18 +1,15 @@
-"""A small pipeline of its own for the tests of the flows (real DVC, seconds instead of minutes), and one server."""
+"""A small pipeline of its own for the tests of the flows: real DVC, seconds instead of minutes."""
 
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 
-from flows import server
 from stages.config.editing import edit
-from tests.conftest import Workspace, make_workspace
+from tests.conftest import Workspace
 
 _PIPELINE = """\
 stages:
@@ -66,7 +63,8 @@ if __name__ == "__main__":
     main(run, "first")
 '''
 
-# TINY_END decides how `second@b` ends: by an exception's name, "crash", "exit1", "kill" or "sleep".
+# TINY_END, or the content of the file that TINY_END_FILE names, decides how `second@b` ends: by an exception's name,
+# "crash", "exit1", "kill" or "sleep".
 _SECOND = '''\
 """Copies; or ends as the environment says."""
 import os, signal, sys, time
@@ -88,7 +86,11 @@ class Outputs:
     copy: Path = Path("artifacts/second/{instance}")
 
 def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
-    end = os.environ.get("TINY_END", "") if sys.argv[1] == "b" else ""
+    end = os.environ.get("TINY_END", "")
+    if "TINY_END_FILE" in os.environ:
+        end = Path(os.environ["TINY_END_FILE"]).read_text()
+    if sys.argv[1] != "b":
+        end = ""
     if end == "crash":
         raise RuntimeError("unforeseen")
     if end == "exit1":
@@ -176,25 +178,6 @@ def make_tiny(root: Path) -> None:
     (root / "stages" / "reporting" / "__main__.py").write_text(_REPORTING)
 
 
-@pytest.fixture(scope="session")
-def tiny_done(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """The small pipeline, run once by `shipway run`; to be left as it is."""
-    workspace = make_workspace(tmp_path_factory.mktemp("tiny"))
-    make_tiny(workspace.root)
-    workspace.git("add", "-A")
-    workspace.git("commit", "-q", "-m", "small pipeline")
-    assert "THE TABLE" in workspace.shipway("run").stdout
-    return workspace
-
-
-@pytest.fixture
-def tiny(tiny_done: Workspace, tmp_path: Path) -> Workspace:
-    """A copy of it, up to date, free to be changed."""
-    root = tmp_path / "a copy"
-    shutil.copytree(tiny_done.root, root, symlinks=True)
-    return Workspace(root, tiny_done.env)
-
-
 def make_second_stale(workspace: Workspace) -> None:
     """An edit of the code of `second`: both of its instances must run again."""
     with (workspace.root / "stages/second.py").open("a") as file:
@@ -229,10 +212,3 @@ def until_gone(pid: int, limit_s: float = 120.0) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)
-
-
-@pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Address]:
-    """One Prefect server for the whole session: a cold start takes 9 to 21 s."""
-    with server.started(tmp_path_factory.mktemp("prefect server")) as address:
-        yield address

@@ -1,0 +1,197 @@
+"""Served runs by the API on a small pipeline: real server, real `shipway serve`, real signals, real DVC."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows import server
+from tests.conftest import Workspace
+from tests.e2e.served import RefusedByServer, Served, alive, serving, until, until_asleep
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def served(
+    tiny_done: Workspace, prefect_server: server.Address, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """One served repository for all tests here; how `second@b` ends stands in the file `end` beside it."""
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(tiny_done.root, folder / "a repository", symlinks=True)
+    workspace = Workspace(folder / "a repository", tiny_done.env)
+    (folder / "end").touch()
+    workspace.git("add", "-A")
+    workspace.git("commit", "-q", "-m", "done")
+    with serving(workspace, prefect_server, TINY_END_FILE=str(folder / "end")) as found:
+        yield found
+
+
+def end(served: Served, how: str) -> None:
+    (served.workspace.root.parent / "end").write_text(how)
+
+
+def unbroken_lock(served: Served, folder: Path, lr: float) -> bytes:
+    """dvc.lock after a plain `shipway run` with this learning rate, at the served commit."""
+    shutil.copytree(served.workspace.root, folder / "plain", symlinks=True, ignore=shutil.ignore_patterns(".shipway"))
+    plain = Workspace(folder / "plain", served.workspace.env)
+    shutil.rmtree(plain.root / ".dvc/cache")
+    plain.shipway("run", "--set", f"train.lr={lr}")
+    return plain.read("dvc.lock")
+
+
+def on_branch(served: Served, branch: str, path: str) -> bytes:
+    return served.workspace.git("show", f"{branch}:{path}").encode()
+
+
+def test_a_run_with_another_lr_leaves_a_branch_and_nobody_elses_tree(served: Served, tmp_path: Path) -> None:
+    end(served, "")
+    before = served.workspace.git("rev-parse", "HEAD")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.01}, "data": None})
+    assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
+    assert {name: state for name, (state, _) in served.tasks(run).items()} == {
+        "first": "Completed",
+        "second@a": "Completed",
+        "second@b": "Completed",
+        "third": "Completed",
+    }
+    branch = served.branch(run)
+    assert b"lr: 0.01" in on_branch(served, branch, "params.yaml")
+    assert on_branch(served, branch, "dvc.lock") == unbroken_lock(served, tmp_path, 0.01)
+    assert served.workspace.git("status", "--porcelain") == ""
+    assert served.workspace.git("rev-parse", "HEAD") == before
+    assert not served.clone(run).exists()
+    kinds = {one["type"] for one in served.ask("artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}})}
+    assert {"table", "markdown"} <= kinds
+    served.workspace.shipway("take", branch)
+    assert b"lr: 0.01" in served.workspace.read("params.yaml")
+    assert "nothing to do" in served.workspace.shipway("run").stdout
+    served.workspace.git("reset", "-q", "--hard", before.strip())
+    served.workspace.dvc("checkout", "-q")
+
+
+def test_nothing_changed_is_said_and_leaves_no_branch(served: Served) -> None:
+    end(served, "")
+    branches = served.workspace.git("branch", "--list")
+    runs = [served.run("train-to-deploy/nightly", update_data=True, propose=True) for _ in range(3)]
+    for run in runs:
+        assert served.until_state(run)[:2] == ("COMPLETED", "No change")
+        assert set(served.tasks(run).values()) == {("Cached", "up to date")}
+    assert served.workspace.git("branch", "--list") == branches
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"overrides": {"train": {"lr": -1}}}, "overrides.train.lr"),
+        ({"overrides": {"train": {"lrr": 1}}}, "lrr"),
+        ({"stage": "trian"}, "stage"),
+        ({"force": "maybe"}, "force"),
+    ],
+)
+def test_a_bad_value_is_refused_before_anything_runs(served: Served, parameters: dict[str, object], words: str) -> None:
+    with pytest.raises(RefusedByServer, match="409") as refused:
+        served.run("train-to-deploy/on-demand", **parameters)
+    assert words in str(refused.value)
+
+
+def test_what_the_form_cannot_see_is_refused_before_the_first_task(served: Served) -> None:
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"momentum": 0.9}})
+    kind, name, message = served.until_state(run)
+    assert (kind, name) == ("FAILED", "Bad parameters")
+    assert "momentum belongs to optimizer" in message
+    assert served.tasks(run) == {}
+    run = served.run("train-to-deploy/on-demand", revision="--upload-pack=x")
+    assert served.until_state(run)[1] == "Bad parameters"
+
+
+def test_a_failed_gate_is_retried_from_the_failed_stage(served: Served, tmp_path: Path) -> None:
+    end(served, "GateFailed")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.02}})
+    assert served.until_state(run) == ("FAILED", "Gate failed", "the sentence of GateFailed")
+    assert served.tasks(run)["second@b"] == ("Gate failed", "the sentence of GateFailed")
+    end(served, "")
+    said = served.workspace.shipway("resume", PREFECT_API_URL=served.address.api).stdout
+    assert "(Gate failed) goes on" in said
+    assert served.until_state(run, "Completed")[0] == "COMPLETED"
+    assert on_branch(served, served.branch(run), "dvc.lock") == unbroken_lock(served, tmp_path, 0.02)
+    log = served.log.read_text()
+    assert "Traceback" not in log, log
+
+
+def test_cancelled_in_the_middle_it_saves_and_leaves_no_process(served: Served) -> None:
+    end(served, "sleep")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.03}})
+    until(lambda: served.clone(run).is_dir(), "no clone came")
+    stage = until_asleep(served.clone(run))
+    family = served.processes()
+    served.set_state(run, "CANCELLING", "Cancelling")
+    assert served.until_state(run)[:2] == ("CANCELLED", "Cancelled")
+    assert (served.clone(run) / "saved.txt").read_text() == "saved"
+    assert not alive(stage)
+    until(lambda: not any(alive(one.pid) for one in family), "processes are left")
+
+
+def test_a_second_run_waits_visibly(served: Served) -> None:
+    end(served, "sleep")
+    first = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.04}})
+    until(lambda: served.clone(first).is_dir(), "no clone came")
+    until_asleep(served.clone(first))
+    second = served.run("train-to-deploy/nightly")
+    _, _, message = served.until_state(second, "Waiting")
+    assert "another run" in message
+    assert not served.clone(second).exists()
+    end(served, "")
+    served.set_state(first, "CANCELLING", "Cancelling")
+    assert served.until_state(second)[:2] == ("COMPLETED", "No change")
+
+
+def test_kill_9_of_the_runs_process_and_retry(served: Served, tmp_path: Path) -> None:
+    end(served, "sleep")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.05}})
+    until(lambda: served.clone(run).is_dir(), "no clone came")
+    stage = until_asleep(served.clone(run))
+    (flow,) = (one for one in served.processes() if "prefect.engine" in one.cmdline())
+    flow.kill()
+    until(lambda: not alive(stage), "the stage lives on")
+    assert (served.clone(run) / "saved.txt").read_text() == "saved"
+    assert served.until_state(run)[0] == "CRASHED"
+    (served.clone(run) / "saved.txt").unlink()
+    (served.clone(run) / "sleeping.pid").unlink()
+    end(served, "")
+    served.set_state(run, "SCHEDULED", "AwaitingRetry")
+    served.until_state(run, "Completed")
+    assert served.tasks(run)["third"][0] == "Completed"
+    assert on_branch(served, served.branch(run), "dvc.lock") == unbroken_lock(served, tmp_path, 0.05)
+
+
+def test_kill_9_of_the_serving_process_and_retry(served: Served) -> None:
+    """Last here: it takes the serving process of the others."""
+    end(served, "sleep")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.06}})
+    until(lambda: served.clone(run).is_dir(), "no clone came")
+    stage = until_asleep(served.clone(run))
+    family = served.processes()
+    assert served.process is not None
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.process.wait()
+    until(lambda: not alive(stage), "the stage lives on")
+    assert (served.clone(run) / "saved.txt").read_text() == "saved"
+    assert served.until_state(run)[0] == "CRASHED"
+    until(lambda: not any(alive(one.pid) for one in family), "processes are left")
+    end(served, "")
+    served.start()
+    served.set_state(run, "SCHEDULED", "AwaitingRetry")
+    assert served.until_state(run, "Completed")[0] == "COMPLETED"
+    loose = [
+        address.ip
+        for one in [psutil.Process(served.process.pid), *served.processes()]
+        for connection in one.net_connections("inet")
+        for address in (connection.laddr, connection.raddr)
+        if address and address.ip != "127.0.0.1"
+    ]
+    assert loose == []
