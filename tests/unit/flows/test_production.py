@@ -168,6 +168,12 @@ def test_rollback_to_a_digest(place: Path) -> None:
     assert [to for _, _, to in swaps(place)] == ["aaaa", "bbbb", "cccc", "bbbb"]
 
 
+def test_rollback_goes_by_the_last_time_that_a_bundle_came(place: Path) -> None:
+    for digest in ("aaaa", "bbbb", "cccc", "bbbb"):
+        production.swap(place, digest, "promotion", "me")
+    assert production.rollback(place, None, "me") == "cccc"
+
+
 def test_rollback_with_nothing_before(place: Path) -> None:
     production.swap(place, "aaaa", "promotion", "me")
     found = refused(production.rollback, place, None, "me")
