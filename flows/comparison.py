@@ -11,6 +11,8 @@ from stages.config.exits import Exit
 from stages.config.loading import PARAMS_FILE, load
 
 CANDIDATE, PRODUCTION = "candidate", "production"
+_DIGITS = 9
+"""0.91 - 0.9 is a little more than 0.01 in binary, and is not meant to be."""
 BUNDLE = Path("artifacts/bundle")
 _COLUMNS = ("digest", "accuracy", "macro_f1", "size_kib", "p50_ms", "p95_ms", "samples")
 
@@ -35,7 +37,7 @@ def compare(tree: Path, production: Path | None) -> Rows:
 def gain(rows: Rows, metric: str) -> float | None:
     """How much better the candidate is; None where production is empty or cannot take the present data."""
     former = rows.get(PRODUCTION, {}).get(metric)
-    return None if former is None else float(rows[CANDIDATE][metric] - former)
+    return None if former is None else round(float(rows[CANDIDATE][metric] - former), _DIGITS)
 
 
 def verdict(rows: Rows, metric: str, min_gain: float) -> tuple[bool, str]:

@@ -27,7 +27,6 @@ STATE_NAMES = (
     "Rejected",
     "In production",
     "Stale",
-    "Refused",
 )
 """Names of final states of our flows, beside Prefect's own."""
 

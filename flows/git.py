@@ -1,25 +1,28 @@
 """What the flows need of git, through its own command."""
 
+import re
 from pathlib import Path
 
 from flows import supervisor
 from flows.ends import Refused
 from stages.config.exits import Exit
 
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
 
 def git(tree: Path, *arguments: str, what: str) -> str:
     """Runs `git ARGUMENTS` in `tree`; what it printed. Raises `Refused` (74) where it fails; `what` says at what."""
     code, printed = supervisor.call(["git", *arguments], cwd=tree, capture=True)
     if code:
-        raise Refused(Exit.DISK, f"{what}: git {arguments[0]} ended with {code} in {tree}; its words stand above")
-    return printed.strip()
+        raise Refused(Exit.DISK, f"{what} in {tree}: git ended with {code}; its words stand above")
+    return printed
 
 
 def commit_of(tree: Path, revision: str) -> str:
     """The commit that a person's words stand for. Raises `Refused` (64)."""
     asked = ["git", "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    code, printed = supervisor.call(asked, cwd=tree, capture=True)
-    if code:
+    code, printed = supervisor.call(asked, cwd=tree, capture=True) if revision.isprintable() else (1, "")
+    if code or _COMMIT.fullmatch(printed.strip()) is None:
         raise Refused(
             Exit.PARAMS,
             f"revision {revision!r} is no commit, branch or tag of {tree}; `git log --oneline` lists commits",
@@ -27,10 +30,11 @@ def commit_of(tree: Path, revision: str) -> str:
     return printed.strip()
 
 
-def uncommitted(tree: Path) -> list[str]:
-    """Files that differ from the last commit, params.yaml among them."""
-    changed = git(tree, "status", "--porcelain", "--untracked-files=no", what="cannot look for changes")
-    return [line[3:] for line in changed.splitlines()]
+def uncommitted(tree: Path, *, new_too: bool = False) -> list[str]:
+    """Files that differ from the last commit; with `new_too` also those that git neither knows nor ignores."""
+    kind = "normal" if new_too else "no"
+    changed = git(tree, "status", "--porcelain", "-z", "--no-renames", f"--untracked-files={kind}", what="cannot look")
+    return [entry[3:] for entry in changed.split("\0") if entry]
 
 
 def commit_all(tree: Path, author_of: Path, message: str) -> bool:
@@ -40,6 +44,7 @@ def commit_all(tree: Path, author_of: Path, message: str) -> bool:
         return False
     name, email = (_config(author_of, f"user.{key}") for key in ("name", "email"))
     author = ["-c", f"user.name={name or 'Shipway'}", "-c", f"user.email={email or 'shipway@localhost'}"]
+    author += ["-c", "commit.gpgsign=false"]  # Nobody is there to type a passphrase.
     git(tree, *author, "commit", "--quiet", "--no-verify", "-m", message, what="cannot commit the results")
     return True
 

@@ -8,12 +8,11 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
-from prefect.states import Completed
 
 from flows import candidates, comparison, last, production
 from flows.clones import Clone
 from flows.ends import Ended
-from stages.config.exits import Exit
+from flows.states import done
 from stages.config.loading import PARAMS_FILE, load
 
 PROMOTION = "promote/release"
@@ -39,17 +38,17 @@ def conclude(clone: Clone, name: str, state: State[Ended], asked: Nightly) -> St
     known = candidates.known(clone.home)
     if not ran and (digest is None or digest in known):
         clone.remove()
-        return Completed(name="No change", message="nothing changed: every stage is up to date", data=Ended(Exit.DONE))
+        return done("No change", "nothing changed: every stage is up to date")
     clone.commit(f"{name}: {', '.join(ran) or 'restored from the cache'}")
     commit = clone.publish()
     message = f"the result is on branch {clone.branch}; `shipway take {clone.branch}` brings it into your tree"
     logger.info(message)
     if made and digest:
-        when = datetime.now(UTC).isoformat(timespec="seconds")
+        when = datetime.now(UTC).isoformat(timespec="microseconds")
         candidates.keep(clone.home, candidates.Candidate(digest, commit, clone.branch, name, when, made))
         message += f"; {_propose(clone, made, digest, wanted=asked.propose)}"
     clone.remove()
-    return Completed(message=message, data=state.data)
+    return done("Completed", message)
 
 
 def _compared(clone: Clone) -> comparison.Rows | None:

@@ -6,6 +6,7 @@ Serving code reads `current`. The link is swapped atomically; each swap is a lin
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from stages.config.loading import PARAMS_FILE, load
 
 CURRENT, AUDIT = "current", "audit.jsonl"
 _LOCK = ".lock"
+_DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 
 def place(home: Path) -> Path:
@@ -34,60 +36,73 @@ def place(home: Path) -> Path:
 def current(production: Path) -> str | None:
     """Digest of the bundle in production; None: nothing is yet. Raises `Refused` when `current` is no link of ours."""
     link = production / CURRENT
-    if not link.is_symlink():
-        if link.exists():
-            raise Refused(Exit.DISK, f"{link} must be a link that `promote` made; move what is there away")
-        return None
-    target = str(link.readlink())
-    if "/" in target or not (production / target).is_dir():
+    _require_link(link)
+    found = _linked(production)
+    if found is None and link.is_symlink():
         raise Refused(
-            Exit.DISK, f"{link} points to {target}, which is no bundle here; `shipway rollback DIGEST` mends it"
+            Exit.DISK,
+            f"{link} points to {link.readlink()}, which is no bundle here; `shipway rollback DIGEST` mends it",
         )
-    return target
+    return found
+
+
+def _require_link(link: Path) -> None:
+    if link.exists() and not link.is_symlink():
+        raise Refused(Exit.DISK, f"{link} must be a link that `promote` made; move what is there away")
+
+
+def _linked(production: Path) -> str | None:
+    """Digest that `current` names; None where it is no link to a bundle in this folder."""
+    link = production / CURRENT
+    target = str(link.readlink()) if link.is_symlink() else ""
+    return target if _is_bundle(production, target) else None
+
+
+def _is_bundle(production: Path, digest: str) -> bool:
+    return _DIGEST.fullmatch(digest) is not None and (production / digest / "manifest.json").is_file()
 
 
 def audit(production: Path) -> list[dict[str, Any]]:
-    """The lines of the audit, oldest first."""
+    """The lines of the audit, oldest first. One that was cut off in the writing has not happened."""
     path = production / AUDIT
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.strip()]
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n") if path.is_file() else ("", "", "")
+    return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
 @contextmanager
 def locked(production: Path) -> Iterator[None]:
-    """One swap at a time, from wherever it is asked for."""
+    """One swap at a time, from wherever it is asked for. A swap that was cut off by a kill is first carried out."""
     production.mkdir(parents=True, exist_ok=True)
     with (production / _LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        last = _last_swap(production)
+        if last is not None and last["to"] != _linked(production) and _is_bundle(production, last["to"]):
+            _link(production, last["to"])
         yield
 
 
 def note(production: Path, what: str, who: str, **fields: Any) -> None:
-    """Appends a line to the audit, durably: who said what, when, about which digests."""
+    """Appends a line to the audit, durably: who said what, when, about which digests. Inside `locked`."""
     line = {"what": what, "who": who, "when": datetime.now(UTC).isoformat(timespec="seconds"), **fields}
-    with (production / AUDIT).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    with (production / AUDIT).open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # What was cut off in the writing.
+        file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def swap(production: Path, digest: str, what: str, who: str, **fields: Any) -> bool:
-    """Points `current` to a released bundle and writes the audit's line; False when it was there already.
+    """Writes the audit's line, then points `current` to a released bundle; False when it was there already.
 
-    Inside `locked`. A kill between the two leaves the swap done; the line is then written by the next attempt.
+    Inside `locked`, which carries out what a kill has cut off between the two.
     """
-    former = current(production) if not _is_broken(production) else None
-    if former != digest:
-        temporary = production / f".{CURRENT}.{os.getpid()}"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(digest, target_is_directory=True)
-        temporary.replace(production / CURRENT)
-        _sync(production)
-    lines = [line for line in audit(production) if "to" in line]
-    if former == digest and lines and lines[-1]["to"] == digest:
+    _require_link(production / CURRENT)
+    former = _linked(production)
+    if former == digest:
         return False
-    told = lines[-1]["to"] if former == digest and lines else former
-    note(production, what, who, **{"from": told, "to": digest}, **fields)
+    note(production, what, who, **{"from": former, "to": digest}, **fields)
+    _link(production, digest)
     return True
 
 
@@ -95,8 +110,8 @@ def rollback(production: Path, digest: str | None, who: str) -> str:
     """Goes back to the bundle that was in production before, or to a given one; its digest. Raises `Refused`."""
     with locked(production):
         target = digest or _former(production)
-        if "/" in target or target.startswith(".") or not (production / target / "manifest.json").is_file():
-            raise Refused(Exit.PARAMS, f"{target} is no bundle in {production}; `ls {production}` shows which are")
+        if not _is_bundle(production, target):
+            raise Refused(Exit.PARAMS, f"{target[:64]} is no bundle in {production}; `ls {production}` shows which are")
         if not swap(production, target, "rollback", who):
             raise Refused(Exit.PARAMS, f"{target} is in production already")
     return target
@@ -104,22 +119,25 @@ def rollback(production: Path, digest: str | None, who: str) -> str:
 
 def _former(production: Path) -> str:
     now = current(production)
-    for line in reversed(audit(production)):
-        if line.get("to") == now and line.get("from"):
-            return str(line["from"])
-    raise Refused(
-        Exit.PARAMS, f"nothing was in production before ({production / AUDIT}); `shipway rollback DIGEST` names one"
-    )
+    last = _last_swap(production)
+    if last is None or last["to"] != now or not last.get("from"):
+        raise Refused(
+            Exit.PARAMS, f"nothing was in production before ({production / AUDIT}); `shipway rollback DIGEST` names one"
+        )
+    return str(last["from"])
 
 
-def _is_broken(production: Path) -> bool:
-    link = production / CURRENT
-    return link.is_symlink() and not link.exists()
+def _last_swap(production: Path) -> dict[str, Any] | None:
+    return next((line for line in reversed(audit(production)) if "to" in line), None)
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _link(production: Path, digest: str) -> None:
+    temporary = production / f".{CURRENT}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(digest, target_is_directory=True)
+    temporary.replace(production / CURRENT)
+    descriptor = os.open(production, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # Makes the rename durable.
     finally:
         os.close(descriptor)

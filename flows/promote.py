@@ -11,12 +11,12 @@ from pathlib import Path
 from prefect import flow, get_run_logger, runtime, suspend_flow_run
 from prefect.client.schemas.objects import State
 from prefect.input import RunInput
-from prefect.states import Completed, Failed
 from pydantic import Field
 
 from flows import candidates, clones, comparison, dvc, production, supervisor
 from flows.candidates import Candidate
-from flows.ends import Ended, Refused, RunFailed
+from flows.ends import Ended, Refused
+from flows.states import done, failed
 from flows.workspace import STATE
 from stages.config.editing import replace_text
 from stages.config.exits import Exit
@@ -46,7 +46,7 @@ def promote(digest: str | None = None) -> State[Ended]:
         candidate = candidates.find(home, digest)
         place = production.place(home)
         if production.current(place) == candidate.digest:
-            return _done("In production", f"{candidate.digest[:12]} is in production already")
+            return done("In production", f"{candidate.digest[:12]} is in production already")
         settings = load(home / PARAMS_FILE)["promote"]
         clone = clones.for_run(home, str(runtime.flow_run.id), "promote", candidate.commit, logger.info)
         rows = _fetched(clone, candidate, place)
@@ -110,13 +110,13 @@ def _decide(
         if not said.approve:
             production.note(place, "rejection", said.who, digest=candidate.digest, **told)
             clone.remove()
-            return _done("Rejected", f"{said.who} rejected {candidate.digest[:12]}; production is as it was")
+            return done("Rejected", f"{said.who} rejected {candidate.digest[:12]}; production is as it was")
         if now not in (shown, candidate.digest):
             raise Refused(Exit.GATE, f"stale: {str(now)[:12]} has come into production meanwhile; promote anew")
         _release(clone, place)
         production.swap(place, candidate.digest, "promotion", said.who, **told)
     clone.remove()
-    return _done("Promoted", f"{said.who} put {candidate.digest[:12]} into production ({place / production.CURRENT})")
+    return done("Promoted", f"{said.who} put {candidate.digest[:12]} into production ({place / production.CURRENT})")
 
 
 def _release(clone: clones.Clone, place: Path) -> None:
@@ -128,11 +128,6 @@ def _release(clone: clones.Clone, place: Path) -> None:
         )
 
 
-def _done(name: str, message: str) -> State[Ended]:
-    return Completed(name=name, message=message, data=Ended(Exit.DONE))
-
-
 def _failed(error: Refused | ParamsError) -> State[Ended]:
     code = error.code if isinstance(error, Refused) else Exit.PARAMS
-    name = "Stale" if str(error).startswith("stale:") else "Refused"
-    return Failed(name=name, message=str(error), data=RunFailed(Ended(code, str(error))))
+    return failed(Ended(code, str(error)), "Stale" if str(error).startswith("stale:") else None)

@@ -5,7 +5,6 @@ a plain `dvc repro`. Served (flows/deployments.py), each run works in a clone of
 it in the person's working tree.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,23 +18,17 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.states import Completed, Failed, Running
+from prefect.states import Completed, Running
 
-from flows import clones, dvc, last, nightly, parent, showing, workspace
+from flows import clones, dvc, last, nightly, parent, showing, states, workspace
 from flows.ends import Ended, Refused, RunFailed, StopAsked
 from flows.form import Overrides, StageName
 from flows.looking import look
+from flows.states import failed
 from stages.config.editing import changes_in, edit
 from stages.config.exits import Exit
 from stages.config.loading import PARAMS_FILE, ParamsError
 
-_STATE_NAMES = {
-    Exit.GATE: "Gate failed",
-    Exit.PARAMS: "Bad parameters",
-    Exit.DATA: "Bad data",
-    Exit.DISK: "Disk fault",
-    Exit.STOPPED: "Stopped",
-}
 _DVC_HINTS = (
     "To track the changes with git",
     "git add ",
@@ -50,16 +43,6 @@ _WORTH_ANOTHER_TRY = (Exit.STOPPED, Exit.DISK)
 """Lost processes and stops, which go on from the checkpoint, and a disk that may have room by then."""
 _RETRY_DELAYS_S = [10.0, 60.0]
 _STOPPED = "stopped on request; run again to go on"
-
-
-def _tells_something(record: logging.LogRecord) -> bool:
-    """False for what Prefect logs beside a returned failed state: the traceback of a plain failure, or an empty one."""
-    info = record.exc_info
-    return not isinstance(info, tuple) or not (info[1] is None or isinstance(info[1], RunFailed))
-
-
-for _name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
-    logging.getLogger(_name).addFilter(_tells_something)
 
 
 def worth_another_try(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -210,23 +193,9 @@ def _run_stages(plan: dvc.Plan, tree: Path, wanted: Wanted) -> State[Ended]:
         # Called, not submitted: a cancellation is raised in this thread, and must reach the supervisor.
         state = run_stage(name, str(tree), force=wanted.force, return_state=True)
         if not state.is_completed():
-            return failed(_ended(state, name))
+            return failed(states.ended(state, name))
     what = "all stages are" if len(steps) > 1 else f"{steps[0]} is"
     return Completed(message=f"{what} up to date", data=Ended(Exit.DONE))
-
-
-def failed(ended: Ended) -> State[Ended]:
-    """A failed state whose message is the stage's own sentence; the exit code gives it its name."""
-    name = _STATE_NAMES.get(Exit(ended.code) if ended.code in set(Exit) else Exit.BUG, "Failed")
-    return Failed(name=name, message=ended.sentence, data=RunFailed(ended))
-
-
-def _ended(state: State[Any], stage: str) -> Ended:
-    """What a task's state holds; a task that raised (a bug, a lost server) holds an exception."""
-    found = state.result(raise_on_failure=False)
-    if isinstance(found, RunFailed):
-        return found.ended
-    return found if isinstance(found, Ended) else Ended(Exit.BUG, state.message or "the task crashed", stage)
 
 
 def run_here(stage: str | None, force: bool) -> Ended:
@@ -237,4 +206,4 @@ def run_here(stage: str | None, force: bool) -> Ended:
         # The server may stop right after: what it is still to be told goes first.
         for worker in (APILogWorker, EventsWorker):
             worker.drain_all(timeout=_DELIVERY_LIMIT_S)
-    return _ended(state, stage or "flow")
+    return states.ended(state, stage or "flow")

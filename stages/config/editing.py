@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
@@ -54,8 +54,8 @@ def _flat(path: str, values: Mapping[str, Any], schema: type[BaseModel]) -> Iter
         below = field.annotation if field is not None else None
         if isinstance(value, Mapping) and isinstance(below, type) and issubclass(below, BaseModel):
             yield from _flat(f"{path}{name}.", value, below)
-        elif value is None and isinstance(below, type) and issubclass(below, BaseModel):
-            continue  # A section that nothing is said about.
+        elif value is None and field is not None and type(None) not in get_args(below):
+            continue  # Nothing is said about it.
         else:
             yield f"{path}{name}", value
 

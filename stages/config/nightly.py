@@ -1,5 +1,6 @@
 """Section `nightly`: when the pipeline runs by itself."""
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated
 from zoneinfo import available_timezones
@@ -10,12 +11,15 @@ from pydantic import AfterValidator
 from stages.config.base import Section
 
 _FIELDS = 5
+_UNKNOWN_TO_PREFECT = re.compile(r"\dL|LW|\dW", re.IGNORECASE)
 
 
 def _cron(expression: str) -> str:
     fields = len(expression.split())
     if fields != _FIELDS:
         raise ValueError(f"must have {_FIELDS} fields (minute, hour, day, month, weekday), here it has {fields}")
+    if _UNKNOWN_TO_PREFECT.search(expression):
+        raise ValueError("must do without 5L, LW and 15W, which Prefect does not know")
     try:
         next(CronSim(expression, datetime.now(UTC)))
     except CronSimError as error:

@@ -1,8 +1,10 @@
 """Section `promote`: which bundle goes into production, and who says so."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from stages.config.base import NotNegative, Positive, Section
+from pydantic import Field
+
+from stages.config.base import NotNegative, Section
 
 
 class Promote(Section):
@@ -17,5 +19,5 @@ class Promote(Section):
     automatic: bool = False
     """true: a candidate that is better by the bound is promoted without asking."""
 
-    timeout_h: Positive = 72.0
+    timeout_h: Annotated[float, Field(ge=0.01, le=8760.0)] = 72.0
     """Hours after which a question that nobody answers leaves production as it is."""

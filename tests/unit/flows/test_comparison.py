@@ -129,7 +129,6 @@ def test_the_verdict(found: Any, metric: str, bound: float, better: bool, said: 
     assert verdict(found, metric, bound) == (better, said)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (reported): 0.91 - 0.9 is a little more than 0.01 in binary")
 def test_a_gain_of_just_the_bound_is_not_more_than_it() -> None:
     assert verdict(rows(0.91, 0.9), "accuracy", 0.01)[0] is False
 

@@ -32,10 +32,11 @@ def swaps(place: Path) -> list[tuple[str, str | None, str]]:
     return [(line["what"], line["from"], line["to"]) for line in production.audit(place) if "to" in line]
 
 
-def forget_last_line(place: Path) -> None:
-    """As if the process had been killed after the swap, before the audit's line."""
-    audit = place / production.AUDIT
-    audit.write_text("".join(audit.read_text().splitlines(keepends=True)[:-1]))
+def cut_off_before_the_link(place: Path, former: str | None) -> None:
+    """As a kill leaves it: the audit has its line, `current` still points to what was there before."""
+    (place / "current").unlink()
+    if former is not None:
+        (place / "current").symlink_to(former)
 
 
 def refused(call: Any, *arguments: Any) -> Refused:
@@ -113,28 +114,30 @@ def test_one_swap_at_a_time(place: Path) -> None:
 def test_a_kill_between_swap_and_line_is_made_good(place: Path) -> None:
     for digest in ("aaaa", "bbbb"):
         production.swap(place, digest, "promotion", "me")
-    forget_last_line(place)
-    assert production.current(place) == "bbbb"
-    assert production.swap(place, "bbbb", "promotion", "me") is True
+    cut_off_before_the_link(place, "aaaa")
+    assert production.current(place) == "aaaa"
+    with production.locked(place):
+        assert production.current(place) == "bbbb"
     assert swaps(place) == [("promotion", None, "aaaa"), ("promotion", "aaaa", "bbbb")]
     assert production.swap(place, "bbbb", "promotion", "me") is False
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (reported): the line says from aaaa to aaaa")
 def test_a_kill_in_the_very_first_swap_is_made_good(place: Path) -> None:
     production.swap(place, "aaaa", "promotion", "me")
-    forget_last_line(place)
-    assert production.swap(place, "aaaa", "promotion", "me") is True
+    cut_off_before_the_link(place, None)
+    assert production.current(place) is None
+    with production.locked(place):
+        assert production.swap(place, "aaaa", "promotion", "me") is False
+    assert production.current(place) == "aaaa"
     assert swaps(place) == [("promotion", None, "aaaa")]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (reported): asked again, it goes back one more")
 def test_a_kill_in_a_rollback_is_made_good(place: Path) -> None:
     for digest in ("aaaa", "bbbb", "cccc"):
         production.swap(place, digest, "promotion", "me")
     production.rollback(place, None, "me")
-    forget_last_line(place)
-    production.rollback(place, None, "me")
+    cut_off_before_the_link(place, "cccc")
+    assert "is in production already" in refused(production.rollback, place, "bbbb", "me").sentence
     assert production.current(place) == "bbbb"
     assert swaps(place)[-1] == ("rollback", "cccc", "bbbb")
 
@@ -205,6 +208,5 @@ def test_rollback_takes_no_path_and_no_other_name(place: Path, name: str) -> Non
     assert json.loads((place / production.AUDIT).read_text())["to"] == "bbbb"
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (reported): OSError, File name too long", raises=OSError)
 def test_rollback_refuses_a_name_that_no_file_can_have(place: Path) -> None:
     assert refused(production.rollback, place, "a" * 300, "me").code == Exit.PARAMS

@@ -103,13 +103,7 @@ def test_a_broken_link_is_said_and_mended_by_a_digest(place: Path) -> None:
     assert (line["what"], line["from"], line["to"]) == ("rollback", None, "bbbb")
 
 
-FOREIGN = (
-    "BUG (reported): the sentence says that `shipway rollback DIGEST` mends it, and that refuses in the same words"
-)
-
-
 @pytest.mark.parametrize("target", ["elsewhere", "file"])
-@pytest.mark.xfail(strict=True, reason=FOREIGN, raises=Refused)
 def test_a_foreign_link_is_mended_by_a_digest(place: Path, tmp_path: Path, target: str) -> None:
     (tmp_path / "other").mkdir()
     (place / "a file").touch()
@@ -130,14 +124,12 @@ def test_a_foreign_link_is_refused(place: Path, tmp_path: Path, target: str) -> 
 
 
 @pytest.mark.parametrize("target", [".", ".."])
-@pytest.mark.xfail(strict=True, reason="BUG (reported): taken for the digest of a bundle")
 def test_a_link_to_the_folder_itself_is_no_bundle(place: Path, target: str) -> None:
     (place / "current").symlink_to(target)
     with pytest.raises(Refused, match="which is no bundle here"):
         production.current(place)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG (reported): JSONDecodeError, and nothing can be swapped any more")
 def test_a_torn_last_line_does_not_stop_a_swap(place: Path) -> None:
     """As a full disk or a power cut leaves it."""
     production.swap(place, "aaaa", "promotion", "me")
