@@ -3,9 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test lint bench install clean
+.PHONY: run serve test lint bench install clean
 run: .venv/run.ok
 	$(BIN)/python -m flows.cli run
+
+serve: .venv/run.ok
+	$(BIN)/python -m flows.cli serve
 
 test: .venv/dev.ok
 	$(BIN)/python -m pytest -n 2 --dist loadfile

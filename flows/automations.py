@@ -12,7 +12,7 @@ from prefect.events.actions import CallWebhook, ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from flows.ends import STATE_NAMES
+from flows.states import NAMES
 
 WEBHOOK_VARIABLE = "SHIPWAY_WEBHOOK"
 """Environment variable with the address that failures, failed gates and questions for approval are sent to."""
@@ -37,7 +37,7 @@ def set_up() -> None:
 
 def _zombies() -> Automation:
     """A run that sent heartbeats and then neither another one nor its end: its process is gone."""
-    ends = {f"prefect.flow-run.{name}" for name in (*_ENDS, *STATE_NAMES)}
+    ends = {f"prefect.flow-run.{name}" for name in (*_ENDS, *NAMES)}
     return Automation(
         name="Shipway: a run that died is marked as crashed",
         description="So that nothing stays `Running` without a process; Retry goes on from the last checkpoint.",

@@ -14,7 +14,7 @@ CANDIDATE, PRODUCTION = "candidate", "production"
 _DIGITS = 9
 """0.91 - 0.9 is a little more than 0.01 in binary, and is not meant to be."""
 BUNDLE = Path("artifacts/bundle")
-_COLUMNS = ("digest", "accuracy", "macro_f1", "size_kib", "p50_ms", "p95_ms", "samples")
+_COLUMNS = ("digest", "accuracy", "macro_f1", "size_kib", "p50_ms", "samples")
 
 
 Rows = dict[str, dict[str, Any]]

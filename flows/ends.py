@@ -16,21 +16,6 @@ MEANING = {
 }
 
 
-STATE_NAMES = (
-    "Gate failed",
-    "Bad parameters",
-    "Bad data",
-    "Disk fault",
-    "Stopped",
-    "No change",
-    "Promoted",
-    "Rejected",
-    "In production",
-    "Stale",
-)
-"""Names of final states of our flows, beside Prefect's own."""
-
-
 def meaning(code: int) -> str:
     """An exit code in a few words."""
     return MEANING[Exit(code)] if code in MEANING else "ended with an error"

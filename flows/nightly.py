@@ -26,7 +26,7 @@ class Nightly:
     propose: bool
 
 
-def conclude(clone: Clone, name: str, state: State[Ended], asked: Nightly) -> State[Ended]:
+def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
     """Publishes the run's branch, writes its bundle down as a candidate, proposes it where that is wanted.
 
     "No change" when no stage ran and the bundle is known already. Raises `Refused`.

@@ -17,6 +17,9 @@ _NAMES = {
     Exit.STOPPED: "Stopped",
 }
 
+NAMES = (*_NAMES.values(), "No change", "Promoted", "Rejected", "In production", "Stale")
+"""Names of final states of our flows, beside Prefect's own."""
+
 
 def failed(ended: Ended, name: str | None = None) -> State[Ended]:
     """A failed state whose message is the stage's own sentence; the exit code gives it its name."""

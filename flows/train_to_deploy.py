@@ -179,7 +179,7 @@ def _served(
     if not state.is_completed():
         logger.warning("its clone is kept for a retry: %s", clone.root)
         return state
-    return nightly.conclude(clone, name, state, afterwards)
+    return nightly.conclude(clone, name, afterwards)
 
 
 def _run_stages(plan: dvc.Plan, tree: Path, wanted: Wanted) -> State[Ended]:

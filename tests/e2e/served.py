@@ -108,10 +108,16 @@ class Served:
         self.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name}, "force": True})
 
     def tasks(self, run: str) -> dict[str, tuple[str, str]]:
-        """Name and message of the newest state of each task, by name, in their order."""
-        found = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
-        ordered = sorted(found, key=lambda task: task["start_time"] or task["created"])
-        return {task["name"]: (task["state"]["name"], task["state"]["message"] or "") for task in ordered}
+        """Name and message of the newest state of each task of a run that has ended, by name, in their order."""
+
+        def newest() -> dict[str, dict[str, Any]]:
+            found = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+            ordered = sorted(found, key=lambda task: task["start_time"] or task["created"])
+            return {task["name"]: task["state"] or {} for task in ordered}
+
+        # The server hears of tasks by events, a little later than of the run.
+        until(lambda: all(state.get("type") in FINAL for state in newest().values()), lambda: str(newest()))
+        return {name: (state["name"], state["message"] or "") for name, state in newest().items()}
 
     def clone(self, run: str) -> Path:
         """The run's clone."""
