@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,26 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def told() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A webhook of the person's: its address, and what it was told."""
+    heard: list[dict[str, str]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
+        threading.Thread(target=hook.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{hook.server_port}/hook", heard
+        hook.shutdown()
+
+
 def newest_run(served: Served, flow: str, known: set[str]) -> str:
     """Waits for a run of a flow that was not there before; its id."""
 
@@ -35,13 +58,17 @@ def newest_run(served: Served, flow: str, known: set[str]) -> str:
 
 
 def test_a_custom_run_a_failed_gate_and_retry(
-    tiny: Workspace, prefect_server: server.Address, tmp_path: Path, pictures: Path
+    tiny: Workspace,
+    prefect_server: server.Address,
+    tmp_path: Path,
+    pictures: Path,
+    told: tuple[str, list[dict[str, str]]],
 ) -> None:
     (tmp_path / "end").write_text("GateFailed")
     tiny.git("add", "-A")
     tiny.git("commit", "-q", "-m", "done")
     with (
-        serving(tiny, prefect_server, TINY_END_FILE=str(tmp_path / "end")) as served,
+        serving(tiny, prefect_server, TINY_END_FILE=str(tmp_path / "end"), SHIPWAY_WEBHOOK=told[0]) as served,
         person(prefect_server.base, pictures) as someone,
     ):
         known = {run["id"] for run in served.ask("flow_runs/filter", {})}
@@ -60,12 +87,17 @@ def test_a_custom_run_a_failed_gate_and_retry(
         someone.page.get_by_text("Gate failed").first.wait_for()
         someone.picture("gate")
         assert served.state(run) == ("FAILED", "Gate failed", "the sentence of GateFailed")
+        assert served.tasks(run)["second@b"] == ("Gate failed", "the sentence of GateFailed")
+        until(lambda: any(one["id"] == run for one in told[1]), "the webhook was not told")
+        assert ("Gate failed", "the sentence of GateFailed") in {(one["state"], one["message"]) for one in told[1]}
         (tmp_path / "end").write_text("")
         someone.choose("Retry")
         someone.page.get_by_role("button", name="Retry").last.click()
         until(lambda: served.state(run)[0] == "COMPLETED", lambda: str(served.state(run)))
         someone.page.get_by_text("Completed").first.wait_for()
         assert b"lr: 0.0123" in tiny.git("show", f"{served.branch(run)}:params.yaml").encode()
+        log = served.log.read_text()
+        assert "Traceback" not in log, log
 
 
 def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
