@@ -1,13 +1,14 @@
 """What the Prefect flow adds to each stage over the bare command, and what a run costs once.
 
     python -m benchmarks.flow_overhead
-    python -m benchmarks.flow_overhead --quick    fewer rounds, the small pipeline only: under 50 s on two quiet cores
+    python -m benchmarks.flow_overhead --quick    one round, the small pipeline only: under 50 s on two quiet cores
 
 A small pipeline whose stages compute nothing is run again and again, all of it. In each round once stage by stage with
 the bare command (`dvc --wait-for-lock repro STAGE`, what a person types), once through the flow in a process of its
 own, on one Prefect server that runs all the time; the order changes from round to round. What a stage's task takes
 beyond its bare command is the supervisor, its log lines, its state, its progress, table and text in Prefect. A figure
 is the median over the rounds of the difference inside a round: a machine that is busy for a while slows both sides.
+One round says little on a busy machine: take a full run for a judgement.
 
 A run's process is timed as a whole: what lies outside its stages (starting Python, importing Prefect, asking DVC,
 starting the flow, telling the server the last of it) is what a run costs once. The server's own start is in neither.
