@@ -23,6 +23,7 @@ bench: .venv/dev.ok
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.training_overhead
 	$(BIN)/python -m benchmarks.kill_sweep
+	$(BIN)/python -m benchmarks.flow_overhead
 
 install: .venv/dev.ok
 

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SHIPPED = ("stages", "flows", "params.yaml", "dvc.yaml", ".dvc", ".dvcignore", ".gitignore")
 QUICK = (
-    "model.name=mlp", "model.kwargs={hidden: [64, 64]}", "train.epochs=4",
+    "model.name=mlp", "model.kwargs={hidden: [64, 64]}", "train.epochs=4", "find_batch_size.fixed_micro_batch=64",
     "distill.student.name=mlp", "distill.student.kwargs={hidden: [32]}", "distill.fit.epochs=4", "distill.max_drop=0.5",
     "prune.fit.epochs=2", "prune.max_drop=0.5", "prune.macs_ratio=0.8", "quantize.repeats=20",
     "profile_model.repeats=20",

@@ -86,6 +86,7 @@ def only_run(tree: Path, say: Callable[[str], None], limit_s: float = _WAIT_LIMI
     if _held:
         yield
         return
+    (tree / STATE).mkdir(exist_ok=True)
     descriptor = os.open(tree / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _take(descriptor, say, limit_s)

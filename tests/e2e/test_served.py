@@ -137,6 +137,20 @@ def test_a_second_run_waits_visibly_and_cancel_saves_and_leaves_no_process(serve
     assert served.until_state(second)[:2] == ("COMPLETED", "No change")
 
 
+def test_a_stage_that_was_killed_is_tried_again_by_itself(served: Served) -> None:
+    end(served, "kill")
+    run = served.run("train-to-deploy/on-demand", stage="second@b", force=True)
+
+    def waits() -> bool:
+        found = served.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return any(one["name"] == "second@b" and (one["state"] or {}).get("name") == "AwaitingRetry" for one in found)
+
+    until(waits, "second@b is not tried again")
+    end(served, "")
+    assert served.until_state(run)[0] == "COMPLETED"
+    assert served.tasks(run)["second@b"][0] == "Completed"
+
+
 def test_kill_9_of_the_runs_process_and_retry(served: Served, tmp_path: Path) -> None:
     end(served, "sleep")
     run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.05}})
