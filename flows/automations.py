@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import CallWebhook, ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
+from pydantic import SecretStr
 
 from flows.states import NAMES
 
@@ -20,6 +21,7 @@ WEBHOOK_VARIABLE = "SHIPWAY_WEBHOOK"
 HEARTBEAT_S = 30
 _SILENT_S = 100
 _BLOCK = "shipway-webhook"
+_TELLS = "Shipway: failures and questions go to the webhook"
 _RUNS = ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"})
 _ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Suspended", "AwaitingRetry", "TimedOut")
 _PAYLOAD = (
@@ -32,7 +34,12 @@ _PAYLOAD = (
 def set_up() -> None:
     """Makes them, or brings those of a former start up to date. Without `SHIPWAY_WEBHOOK` nothing is sent anywhere."""
     _write(_zombies())
-    _write(_notifications(os.environ.get(WEBHOOK_VARIABLE)))
+    url = os.environ.get(WEBHOOK_VARIABLE)
+    former = _find(_TELLS)
+    if url:
+        _write(_notifications(url))
+    elif former is not None:
+        former.delete()
 
 
 def _zombies() -> Automation:
@@ -59,14 +66,13 @@ def _zombies() -> Automation:
     )
 
 
-def _notifications(url: str | None) -> Automation:
+def _notifications(url: str) -> Automation:
     """Failures, failed gates and questions for approval, to the person's own webhook."""
-    block = Webhook(url=url or "http://127.0.0.1:9/nobody")
+    block = Webhook(url=SecretStr(url))
     block_id = cast(UUID, block.save(_BLOCK, overwrite=True))
     return Automation(
-        name="Shipway: failures and questions go to the webhook",
-        description=f"To the address in {WEBHOOK_VARIABLE}; switched off where there is none.",
-        enabled=url is not None,
+        name=_TELLS,
+        description=f"To the address in {WEBHOOK_VARIABLE}.",
         trigger=EventTrigger(
             expect={"prefect.flow-run.*"},
             match=ResourceSpecification(
@@ -82,10 +88,16 @@ def _notifications(url: str | None) -> Automation:
 
 
 def _write(wanted: Automation) -> None:
-    try:
-        found = cast(Automation, Automation.read(name=wanted.name))
-    except ValueError:
+    found = _find(wanted.name)
+    if found is None:
         wanted.create()
         return
     wanted.id = found.id
     wanted.update()
+
+
+def _find(name: str) -> Automation | None:
+    try:
+        return cast(Automation, Automation.read(name=name))
+    except ValueError:  # Prefect's word for: there is none of this name.
+        return None

@@ -1,6 +1,5 @@
 """The `shipway` command. Whatever needs a part is started as a process: this file imports neither torch nor Prefect."""
 
-import getpass
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import typer
 
 from flows import running, supervisor, workspace
 from flows.ends import Refused, StopAsked, meaning
+from flows.served_commands import examples, served
 from stages.config.editing import changes_to, edit
 from stages.config.exits import Exit
 from stages.config.loading import ParamsError, load
@@ -36,12 +36,8 @@ _REPORTING = (sys.executable, "-m", "stages.reporting")
 _DEPLOYMENT = (sys.executable, "-m", "stages.deployment")
 
 
-def _examples(*lines: str) -> str:
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 @cli.command(
-    epilog=_examples(
+    epilog=examples(
         "shipway run                              all that is stale",
         "shipway run train                        up to one stage",
         "shipway run --set train.lr=0.01          edits params.yaml, then runs",
@@ -77,83 +73,8 @@ def run(
     return running.run(running.Request(stage, assignments or (), force, baseline, prefect))
 
 
-@cli.command(epilog=_examples("shipway serve", "SHIPWAY_WEBHOOK=https://hooks.example/x shipway serve --port 4300"))
-def serve(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Of the UI and the API, on 127.0.0.1.")] = 4200,
-) -> int:
-    """Serve runs on demand, the nightly run and promotion, with Prefect's UI, until Ctrl-C.
-
-    A server of its own on 127.0.0.1, or the one that PREFECT_API_URL names. Runs work in clones of their own, at the
-    last commit. SHIPWAY_WEBHOOK: an address that failures and questions for approval are sent to.
-    """
-    from flows import serving
-
-    tree = workspace.root()
-    workspace.check_writable(tree)
-    load()
-    return serving.serve(tree, port, running.say)
-
-
-@cli.command(epilog=_examples("shipway resume"))
-def resume() -> int:
-    """Let the last failed run go on: a served one as by Retry in the UI, else the one in this folder."""
-    from flows import resuming
-
-    tree = workspace.root()
-    return Exit.DONE if resuming.resume(tree, running.say) else running.run(running.Request())
-
-
-@cli.command(epilog=_examples("shipway take shipway/amber-fox-1a2b3c4d"))
-def take(branch: Annotated[str, typer.Argument(help="The branch that a served run names at its end.")]) -> int:
-    """Bring the result of a served run into this working tree: merges its branch, checks its artifacts out."""
-    from flows import taking
-
-    return taking.take(workspace.root(), branch, running.say)
-
-
-@cli.command(epilog=_examples("shipway rollback", "shipway rollback 4f2a..."))
-def rollback(
-    digest: Annotated[
-        str | None, typer.Argument(help="A bundle in paths.production; the former one if left out.")
-    ] = None,
-) -> int:
-    """Put the bundle that was in production before back into production."""
-    from flows import production
-
-    place = production.place(workspace.root())
-    found = production.rollback(place, digest, getpass.getuser())
-    running.say(f"in production: {found} ({place / production.CURRENT})")
-    return Exit.DONE
-
-
 @cli.command(
-    epilog=_examples("shipway push", "shipway push -r storage"),
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def push(context: typer.Context) -> int:
-    """Send artifacts to DVC's remote (`dvc push`; all its options)."""
-    return _dvc("push", context.args)
-
-
-@cli.command(
-    epilog=_examples("shipway pull", "shipway pull artifacts/bundle"),
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def pull(context: typer.Context) -> int:
-    """Bring artifacts from DVC's remote (`dvc pull`; all its options)."""
-    return _dvc("pull", context.args)
-
-
-def _dvc(name: str, arguments: Sequence[str]) -> int:
-    from flows import dvc
-
-    tree = workspace.root()
-    with workspace.only_run(tree, running.say):
-        return dvc.transfer(tree, name, arguments)
-
-
-@cli.command(
-    epilog=_examples("shipway show artifacts/bundle", "shipway show artifacts/train/model/weights.safetensors --json")
+    epilog=examples("shipway show artifacts/bundle", "shipway show artifacts/train/model/weights.safetensors --json")
 )
 def show(
     file: Annotated[Path, typer.Argument(help="A checkpoint, a .safetensors or .onnx file, or a bundle.")],
@@ -164,7 +85,7 @@ def show(
     return _call([*_REPORTING, "show", *(["--json"] if as_json else []), "--", str(_existing(file))])
 
 
-@cli.command(epilog=_examples("shipway restore artifacts/bundle", "shipway restore release/model.onnx"))
+@cli.command(epilog=examples("shipway restore artifacts/bundle", "shipway restore release/model.onnx"))
 def restore(file: Annotated[Path, typer.Argument(help="A file or folder that a run left.")]) -> int:
     """Write the parameters that made a file back into params.yaml, and name the commit to check out."""
     tree = workspace.root()
@@ -191,7 +112,7 @@ def _where_the_code_is(found: dict[str, Any]) -> str:
     return f"code: git checkout {found['commit']} -- stages flows dvc.yaml{dirty}"
 
 
-@cli.command(epilog=_examples("shipway release", "shipway release /srv/models/digits"))
+@cli.command(epilog=examples("shipway release", "shipway release /srv/models/digits"))
 def release(
     dest: Annotated[Path | None, typer.Argument(help="A folder; paths.production of params.yaml if left out.")] = None,
     stale: Annotated[bool, typer.Option("--stale", help="Release the bundle even if it is not up to date.")] = False,
@@ -217,7 +138,7 @@ def _require_up_to_date(tree: Path) -> None:
         )
 
 
-@cli.command(epilog=_examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))
+@cli.command(epilog=examples("shipway predict artifacts/bundle a.png b.png", "shipway predict artifacts/bundle x.npz"))
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
     files: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, folders of them, .npy or .npz files.")],
@@ -232,10 +153,13 @@ def predict(
     return _call([sys.executable, str(script), *(["--json"] if as_json else []), "--", *map(str, files)])
 
 
-@cli.command(epilog=_examples("shipway verify artifacts/bundle"))
+@cli.command(epilog=examples("shipway verify artifacts/bundle"))
 def verify(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")]) -> int:
     """Check a bundle: the checksum of every file, and the predictions stored in it."""
     return _call([*_DEPLOYMENT, "verify", "--", str(_existing(bundle))])
+
+
+cli.add_typer(served)
 
 
 def _existing(path: Path) -> Path:

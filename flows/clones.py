@@ -53,6 +53,7 @@ class Clone:
 
     def remove(self) -> None:
         """Removes the working tree; branch, cache and checkpoints stay."""
+        os.chdir(self.home)  # The run may work inside.
         shutil.rmtree(self.root)
 
 

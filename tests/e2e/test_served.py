@@ -86,6 +86,15 @@ def test_nothing_changed_is_said_and_leaves_no_branch(served: Served) -> None:
     assert served.workspace.git("branch", "--list") == branches
 
 
+def test_silent_runs_are_watched_and_nobody_is_told_without_a_webhook(served: Served) -> None:
+    (found,) = (one for one in served.ask("automations/filter", {}) if one["name"].startswith("Shipway"))
+    assert found["enabled"]
+    trigger = found["trigger"]
+    assert (trigger["posture"], trigger["after"]) == ("Proactive", ["prefect.flow-run.heartbeat"])
+    assert {"prefect.flow-run.heartbeat", "prefect.flow-run.Gate failed"} <= set(trigger["expect"])
+    assert [(one["type"], one["state"]) for one in found["actions"]] == [("change-flow-run-state", "CRASHED")]
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
