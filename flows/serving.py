@@ -22,13 +22,14 @@ def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
     """Serves until it is stopped (Ctrl-C, SIGTERM); then every run has saved and ended. Raises `Refused`."""
     if not (tree / ".git").exists():
         raise Refused(Exit.PARAMS, f"served runs need a git repository, {tree} is none; `git init`, then commit")
+    own_server = "PREFECT_API_URL" not in os.environ
     with _only_one(tree), server.api(tree, say, port=port) as address:
         from flows import deployments  # Prefect takes seconds to import, and reads its environment then.
 
         replace_text(tree / _WHERE, json.dumps({"api": address.api, "process": os.getpid()}) + "\n")
         try:
             with _plain_signals():
-                deployments.serve_all(tree, own_server="PREFECT_API_URL" not in os.environ, say=say)
+                deployments.serve_all(tree, own_server=own_server, say=say)
         finally:
             (tree / _WHERE).unlink(missing_ok=True)
     say("stopped; nothing is left running")
