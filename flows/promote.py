@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.input import RunInput
 from pydantic import Field
 
-from flows import candidates, clones, comparison, dvc, production, supervisor
+from flows import cache, candidates, clones, comparison, production, supervisor
 from flows.candidates import Candidate
 from flows.ends import Ended, Refused
 from flows.states import done, failed
@@ -62,7 +62,7 @@ def promote(digest: str | None = None) -> State[Ended]:
 
 def _fetched(clone: clones.Clone, candidate: Candidate, place: Path) -> comparison.Rows:
     """Brings the bundle from the cache, checks that it is the one, and compares it with production."""
-    dvc.checkout(clone.root, get_run_logger().info)
+    cache.bring_in(clone.root, get_run_logger().info)
     if not (clone.root / comparison.BUNDLE).is_dir():
         raise Refused(
             Exit.DATA,

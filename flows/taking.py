@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from flows import dvc, git, supervisor, workspace
+from flows import cache, git, supervisor, workspace
 from flows.ends import Refused
 from stages.config.exits import Exit
 
@@ -24,6 +24,6 @@ def take(tree: Path, branch: str, say: Callable[[str], None]) -> int:
                 Exit.PARAMS,
                 f"{branch} cannot be merged by itself, and nothing was changed; `git merge {branch}` by hand",
             )
-        dvc.checkout(tree, say)
+        cache.bring_in(tree, say)
     say(f"{branch} is merged, its artifacts are checked out; `shipway run` says what is still stale")
     return Exit.DONE

@@ -20,7 +20,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Running
 
-from flows import clones, dvc, last, nightly, parent, showing, states, workspace
+from flows import cache, clones, dvc, last, nightly, parent, showing, states, workspace
 from flows.ends import Ended, Refused, RunFailed, StopAsked
 from flows.form import Overrides, StageName
 from flows.looking import look
@@ -167,7 +167,7 @@ def _served(
         logger.info("params.yaml: %s: %s -> %s", dotted, old, new)
     if changed:
         clone.commit(f"{name}: {', '.join(f'{dotted} {old} -> {new}' for dotted, (old, new) in changed.items())}")
-    dvc.checkout(clone.root, logger.info)
+    cache.bring_in(clone.root, logger.info)
     if afterwards.update_data:
         dvc.update(clone.root, logger.info)
     plan = dvc.plan(clone.root, logger.warning)
