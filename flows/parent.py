@@ -6,7 +6,7 @@ import threading
 import time
 
 _LOOK_S = 0.5
-_LIMIT_S = 45.0
+_LIMIT_S = 35.0
 """For the stage to save and the flow to tell its state, if there is still somebody to tell."""
 
 

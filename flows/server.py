@@ -83,7 +83,7 @@ def started(home: Path, port: int | None = None) -> Iterator[Address]:
     """
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    port = _free_port() if port is None else _unused(port)
+    port = free_port() if port is None else _unused(port)
     address = Address(f"http://{HOST}:{port}")
     log = home / "server.log"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
@@ -125,7 +125,8 @@ def _unused(port: int) -> int:
     return port
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on 127.0.0.1 that nobody uses just now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -41,6 +41,8 @@ class Served:
     address: server.Address
     env: dict[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
+    port: int | None = None
+    """Of a server of its own; None: it uses the one at `address`."""
 
     @property
     def log(self) -> Path:
@@ -51,9 +53,9 @@ class Served:
         """Starts it and waits until it serves."""
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", "serve"],
+                [sys.executable, "-m", "flows.cli", "serve", *(["--port", str(self.port)] if self.port else [])],
                 cwd=self.workspace.root,
-                env=self.workspace.env | {"PREFECT_API_URL": self.address.api} | self.env,
+                env=self.workspace.env | ({} if self.port else {"PREFECT_API_URL": self.address.api}) | self.env,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

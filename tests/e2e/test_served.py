@@ -1,8 +1,6 @@
 """Served runs by the API on a small pipeline: real server, real `shipway serve`, real signals, real DVC."""
 
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,23 +176,3 @@ def test_kill_9_of_the_runs_process_and_retry(served: Served, tmp_path: Path) ->
     served.until_state(run, "Completed")
     assert served.tasks(run)["third"][0] == "Completed"
     assert on_branch(served, served.branch(run), "dvc.lock") == unbroken_lock(served, tmp_path, 0.05)
-
-
-def test_kill_9_of_the_serving_process_and_retry(served: Served) -> None:
-    """Last here: it takes the serving process of the others."""
-    end(served, "sleep")
-    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.06}})
-    until(lambda: served.clone(run).is_dir(), "no clone came")
-    stage = until_asleep(served.clone(run))
-    family = served.processes()
-    assert served.process is not None
-    os.kill(served.process.pid, signal.SIGKILL)
-    served.process.wait()
-    until(lambda: not alive(stage), "the stage lives on")
-    assert (served.clone(run) / "saved.txt").read_text() == "saved"
-    assert served.until_state(run)[0] == "CRASHED"
-    until(lambda: not any(alive(one.pid) for one in family), "processes are left")
-    end(served, "")
-    served.start()
-    served.set_state(run, "SCHEDULED", "AwaitingRetry")
-    assert served.until_state(run, "Completed")[0] == "COMPLETED"
