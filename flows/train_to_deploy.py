@@ -17,6 +17,7 @@ from prefect import Task, flow, get_client, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Running
 
@@ -81,7 +82,9 @@ def run_stage(stage: str, tree: str, *, force: bool) -> State[Ended]:
 
     try:
         ended = dvc.repro(root, stage, anew=force, on_line=log, say=logger.warning)
-    except StopAsked:  # By the terminal; from the UI and from `make serve` it comes as Prefect's own cancellation.
+    except (StopAsked, TerminationSignal):
+        if runtime.deployment.id is not None:  # Prefect's own business: the UI's Cancel, or the end of `make serve`.
+            raise
         return failed(Ended(Exit.STOPPED, _STOPPED, stage))
     said = last.read(root).get(stage)
     if ended.code in (Exit.DONE, Exit.GATE) and said is not None:
