@@ -8,8 +8,6 @@ process that works on it gets a SIGKILL at a random moment (start, steps, saves,
 until one comes to the end; then the next training begins. The last line of output is one JSON object: `kills`, `exact`
 (whether weights, optimizer state and all history files equal those of the unbroken run, every time),
 `max_steps_lost` (most steps that a kill undid), `save_every_steps`, `trainings`, `seconds`, `quick`.
-
-Saves are written in the background: a kill in the middle of a write undoes what came after the one before it.
 """
 
 import argparse

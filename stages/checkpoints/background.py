@@ -32,6 +32,7 @@ class Saver:
         anchor_step: int | None,
         before: Callable[[], None],
         wait: bool,
+        due: bool = True,
     ) -> None:
         """As `Store.save`, after `before` (which makes durable what the checkpoint refers to).
 
@@ -42,7 +43,7 @@ class Saver:
 
         def write(content: Mapping[str, Any]) -> None:
             before()
-            self.store.save(step, content, meta, best_step=best_step, anchor_step=anchor_step)
+            self.store.save(step, content, meta, best_step=best_step, anchor_step=anchor_step, due=due)
 
         if wait or tensor_bytes(payload) * _HEADROOM > psutil.virtual_memory().available:
             write(payload)

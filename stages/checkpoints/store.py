@@ -148,11 +148,12 @@ class Store:
         meta: Mapping[str, Any],
         best_step: int | None,
         anchor_step: int | None = None,
+        due: bool = True,
     ) -> Path:
         """Writes a checkpoint durably, then drops those that are not kept. Raises `OSError` on a full disk.
 
         `best_step` names the checkpoint (of this or an earlier step) that holds the best weights so far, `anchor_step`
-        the one to which a training rolls back; both are kept.
+        the one to which a training rolls back; both are kept. One that is not `due` is kept until the next one.
         """
         full = {**self.about, **meta, "stage": self.stage, "fingerprint": self.fingerprint, "code": self.code}
         full |= {"versions": self.libraries, "step": step, "best_step": best_step, "anchor_step": anchor_step}
@@ -167,6 +168,7 @@ class Store:
             "best_step": best_step,
             "anchor_step": anchor_step,
             "status": meta["status"],
+            "due": due,
         }
         write_json(path.with_suffix(".json"), seal)
         self._drop(step)
@@ -184,10 +186,10 @@ class Store:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _drop(self, newest: int) -> None:
-        steps = [step for step in _steps(self.folder) if step <= newest]
-        kept = set(steps[:KEPT])
-        seals = [_seal(self.folder, step) for step in steps[:KEPT]]
-        kept |= {step for seal in seals for name in _KEPT_TOO if (step := seal.get(name)) is not None}
+        seals = {step: _seal(self.folder, step) for step in _steps(self.folder) if step <= newest}
+        last = [step for step, seal in seals.items() if seal.get("due", True)][:KEPT]
+        kept = {newest, *last}
+        kept |= {one for step in set(kept) for name in _KEPT_TOO if (one := seals[step].get(name)) is not None}
         for step in _steps(self.folder):
             if step not in kept:  # Also later ones: they were refused, or the run went back behind them.
                 for suffix in (".json", ".pt"):

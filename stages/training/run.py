@@ -12,6 +12,7 @@ from stages.checkpoints.store import Saved
 from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
 from stages.training import snapshot
+from stages.training.cadence import Cadence
 from stages.training.feed import window_ids
 from stages.training.history import (
     STEPS,
@@ -98,6 +99,11 @@ class Run:
             ) from None
 
     @property
+    def _cadence(self) -> Cadence:
+        settings = self.job.settings
+        return Cadence(len(self.parts.sizes), settings.save_every_epochs, settings.save_every_steps)
+
+    @property
     def goes_on(self) -> bool:
         """False after the last epoch, or when a rule has ended the training."""
         return self.epoch <= self.job.settings.epochs and not self.condition.ended
@@ -120,13 +126,15 @@ class Run:
         self.history.step(record)
         self.timings.step(record.samples)
         self.saver.poll()
-        looks, every = self.step % LOOK_EVERY == 0, self.job.settings.save_every_steps
+        looks = self.step % LOOK_EVERY == 0
         if looks or len(self.history) >= self.job.settings.log_every_steps:
             self.flush()
         if looks:
             self.condition.look(self.step)
-        if every and self.window % every == 0 and self.window < len(self.parts.sizes):
-            self.save()
+        if self.window < len(self.parts.sizes):  # The epoch's end is saved after its validation.
+            when = self._cadence.in_epoch(self.window)
+            if when is not None:
+                self.save(due=when == "due")
 
     def flush(self) -> None:
         """Writes what is recorded and looks at it. Raises `NonFinite` where a lost loss is not to be gone on with."""
@@ -179,10 +187,10 @@ class Run:
         )
         for event in after_epoch(self.condition, self.job.settings, scored.better):
             self._event({**event, "step": self.step, "epoch": self.epoch})
-        due = improved or self.epoch % self.job.settings.save_every_epochs == 0
+        when = "due" if improved else self._cadence.at_end(self.epoch)
         self.epoch, self.window = self.epoch + 1, 0
-        if due and self.goes_on:  # The last state is saved by `finish`.
-            self.save()
+        if when is not None and self.goes_on:  # The last state is saved by `finish`.
+            self.save(due=when == "due")
 
     def save(self, status: str = "running", reason: str = "", *, due: bool = True, wait: bool = False) -> None:
         """Writes what is recorded, then a checkpoint, in the background unless `wait`.
@@ -202,8 +210,9 @@ class Run:
             snapshot.about(self, status, reason),
             best_step=self.best.step,
             anchor_step=self.anchor,
+            due=due or status != "running",
             before=self.history.sync,
-            wait=wait,
+            wait=wait or self._cadence.every_step,
         )
 
     def halve_micro_batch(self, to: int) -> None:

@@ -38,6 +38,14 @@ def steps(of: Store) -> list[int]:
     return sorted(int(path.stem[5:]) for path in of.folder.glob("*.pt"))
 
 
+def test_those_that_were_not_due_are_kept_until_the_next_one() -> None:
+    to = store()
+    for step in range(1, 9):
+        to.save(step, {"weights": torch.ones(2)}, {"status": "running"}, None, due=step % 2 == 0)
+        assert to.load(step).step == step
+    assert steps(to) == [4, 6, 8]
+
+
 def test_the_last_three_and_the_best_are_kept() -> None:
     kept = store()
     for step, best in [(0, 0), (10, 10), (20, 10), (30, 10), (40, 10), (50, 10)]:

@@ -133,7 +133,7 @@ def test_every_column_of_an_epoch(tmp_path: Path, prepared: Prepared) -> None:
 
 
 def test_timings_lie_beside_the_history(tmp_path: Path, prepared: Prepared) -> None:
-    job = make(tmp_path / "a", prepared, log_every_steps=4)
+    job = make(tmp_path / "a", prepared, log_every_steps=4, save_every_epochs=4)
     fit(job)
     assert not list(job.history.glob("*timings*"))
     steps, epochs = (
