@@ -11,7 +11,7 @@ serve: .venv/run.ok
 	$(BIN)/python -m flows.cli serve
 
 test: .venv/dev.ok
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: .venv/dev.ok
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """What the Prefect flow adds to each stage over the bare command, and what a run costs once.
 
     python -m benchmarks.flow_overhead
-    python -m benchmarks.flow_overhead --quick    one round, the small pipeline only: under 50 s on two quiet cores
+    python -m benchmarks.flow_overhead --quick    one round, two small stages only: under 50 s on two quiet cores
 
 A small pipeline whose stages compute nothing is run again and again, all of it. In each round once stage by stage with
 the bare command (`dvc --wait-for-lock repro STAGE`, what a person types), once through the flow in a process of its
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from benchmarks.pipeline import QUICK, timed, workspace
 from flows import dvc, server
 
 ROUNDS, QUICK_ROUNDS = 7, 1
-STAGES = ("one", "two", "three")
+STAGES, QUICK_STAGES = ("one", "two", "three"), 2
 NOOPS = 3
 EPOCHS = 3
 
@@ -101,13 +102,13 @@ class Taken:
     process: float
 
 
-def small(folder: Path) -> dict[str, str]:
+def small(folder: Path, stages: Sequence[str]) -> dict[str, str]:
     """A copy of the project with the small pipeline; returns the environment to run it in."""
     folder.mkdir()
     env = workspace(folder)
     before, pipeline = "raw.txt", ["stages:"]
     (folder / before).write_text("1")
-    for name in STAGES:
+    for name in stages:
         (folder / "stages" / f"{name}.py").write_text(_STAGE.format(name=name, before=before, epochs=EPOCHS))
         outputs, deps = f"artifacts/{name}/data", f"[stages/{name}.py, {before}]"
         pipeline += [
@@ -119,10 +120,10 @@ def small(folder: Path) -> dict[str, str]:
     return env
 
 
-def bare(folder: Path, env: dict[str, str], *, anew: bool = True) -> float:
+def bare(folder: Path, env: dict[str, str], stages: Sequence[str], *, anew: bool = True) -> float:
     """Seconds of the bare commands of all stages, each of them stale in the way in which `force` makes it stale."""
     spent = 0.0
-    for name in STAGES:
+    for name in stages:
         line = dvc.command("--wait-for-lock", "repro", *(["--no-run-cache"] if anew else []), name)
         with dvc.to_be_run_again(folder, name):
             began = time.perf_counter()
@@ -161,11 +162,11 @@ def real(folder: Path) -> int:
 
 def measure(folder: Path, quick: bool) -> dict[str, object]:
     """All figures."""
-    rounds, count = QUICK_ROUNDS if quick else ROUNDS, len(STAGES)
-    loads, tree = [os.getloadavg()[0]], folder / "small"
-    env = small(tree)
+    rounds, stages = (QUICK_ROUNDS, STAGES[:QUICK_STAGES]) if quick else (ROUNDS, STAGES)
+    loads, tree, count = [os.getloadavg()[0]], folder / "small", len(stages)
+    env = small(tree, stages)
     with ThreadPoolExecutor(1) as pool:  # The server needs some seconds, in which the stages run for the first time.
-        first = pool.submit(bare, tree, env, anew=False)
+        first = pool.submit(bare, tree, env, stages, anew=False)
         with server.started(folder / "prefect") as address:
             first.result()
             env |= server.client_environment(folder / "prefect", address)
@@ -175,7 +176,7 @@ def measure(folder: Path, quick: bool) -> dict[str, object]:
             for number in range(rounds):
                 for side in ("bare", "flow") if number % 2 else ("flow", "bare"):
                     if side == "bare":
-                        bares.append(bare(tree, env))
+                        bares.append(bare(tree, env, stages))
                     else:
                         flows.append(through_flow(tree, env, count, force=True))
                 said = f"bare {bares[-1]:.2f} s, flow {flows[-1].stages:.2f} s (its process {flows[-1].process:.2f} s)"

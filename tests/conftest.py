@@ -4,11 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from flows import server
 
@@ -63,9 +64,15 @@ class Workspace:
         return (self.root / path).read_bytes()
 
 
+def made_workspace(folder: Path) -> Workspace:
+    """The workspace that `make_workspace` made in this folder."""
+    return Workspace(folder / "a path with a space", environment(folder / "home"))
+
+
 def make_workspace(folder: Path, *, git: bool = True) -> Workspace:
     """Copies what the repository ships (as it stands in the working tree) into a new folder."""
-    root = folder / "a path with a space"
+    workspace = made_workspace(folder)
+    root = workspace.root
     root.mkdir(parents=True)
     ignored = shutil.ignore_patterns("__pycache__", "cache", "tmp", "config.local")
     for name in SHIPPED:
@@ -74,9 +81,7 @@ def make_workspace(folder: Path, *, git: bool = True) -> Workspace:
             shutil.copytree(source, root / name, ignore=ignored)
         else:
             shutil.copy2(source, root / name)
-    home = folder / "home"
-    home.mkdir()
-    workspace = Workspace(root, environment(home))
+    (folder / "home").mkdir()
     if git:
         workspace.git("init", "-q", "-b", "main")
         workspace.git("add", "-A")
@@ -90,17 +95,39 @@ def workspace(tmp_path: Path) -> Workspace:
     return make_workspace(tmp_path)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes, one takes a file whole; and one takes all files that need the Prefect server."""
+    for item in items:
+        served = "prefect_server" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("prefect" if served else item.location[0]))
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills, made by the first of the session's processes that needs it; the others wait."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = (factory.getbasetemp() if alone else factory.getbasetemp().parent) / f"once {name}"
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # Of a process whose `make` failed: it would fail again.
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """The whole default pipeline, run once by `shipway run` for all tests that look at its results.
 
     Tests must leave it as it is; those that change something take `copied`.
     """
-    workspace = make_workspace(tmp_path_factory.mktemp("finished"))
-    workspace.shipway("run")
-    workspace.git("add", "-A")
-    workspace.git("commit", "-q", "-m", "first run")
-    return workspace
+
+    def make(folder: Path) -> None:
+        workspace = make_workspace(folder)
+        workspace.shipway("run")
+        workspace.git("add", "-A")
+        workspace.git("commit", "-q", "-m", "first run")
+
+    return made_workspace(once(tmp_path_factory, "finished", make))
 
 
 @pytest.fixture
@@ -114,14 +141,16 @@ def copied(finished: Workspace, tmp_path: Path) -> Workspace:
 @pytest.fixture(scope="session")
 def tiny_done(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """The small pipeline, run once by `shipway run`; to be left as it is."""
-    workspace = make_workspace(tmp_path_factory.mktemp("tiny"))
     from tests.tiny import make_tiny  # It needs `Workspace` from here.
 
-    make_tiny(workspace.root)
-    workspace.git("add", "-A")
-    workspace.git("commit", "-q", "-m", "small pipeline")
-    assert "THE TABLE" in workspace.shipway("run").stdout
-    return workspace
+    def make(folder: Path) -> None:
+        workspace = make_workspace(folder)
+        make_tiny(workspace.root)
+        workspace.git("add", "-A")
+        workspace.git("commit", "-q", "-m", "small pipeline")
+        assert "THE TABLE" in workspace.shipway("run").stdout
+
+    return made_workspace(once(tmp_path_factory, "tiny", make))
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ def ask(address: server.Address, path: str, body: dict[str, Any]) -> Any:
 
 
 def latest_run(address: server.Address) -> dict[str, Any]:
-    """The state of the newest flow run and of its tasks, by name, in their order."""
-    run = ask(address, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    """The state of the newest flow run and of its tasks, by name, in their order; served runs do not count."""
+    here = {"deployment_id": {"is_null_": True}}
+    run = ask(address, "flow_runs/filter", {"flow_runs": here, "sort": "START_TIME_DESC", "limit": 1})[0]
     wanted = {"flow_runs": {"id": {"any_": [run["id"]]}}, "sort": "EXPECTED_START_TIME_ASC"}
     tasks = sorted(ask(address, "task_runs/filter", wanted), key=lambda task: task["start_time"] or "")
     return {
