@@ -1,4 +1,7 @@
-"""Prefect's automations that `make serve` sets up: runs that died silently, and notifications through a webhook."""
+"""Prefect's automations that `make serve` sets up: runs that died silently, and notifications through a webhook.
+
+For work pools `python -m flows.automations` does it, on the server of PREFECT_API_URL.
+"""
 
 import os
 from datetime import timedelta
@@ -101,3 +104,7 @@ def _find(name: str) -> Automation | None:
         return cast(Automation, Automation.read(name=name))
     except ValueError:  # Prefect's word for: there is none of this name.
         return None
+
+
+if __name__ == "__main__":  # For work pools (prefect.yaml), where nothing of ours stays and serves.
+    set_up()

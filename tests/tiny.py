@@ -64,7 +64,7 @@ if __name__ == "__main__":
 '''
 
 # TINY_END, or the content of the file that TINY_END_FILE names, decides how `second@b` ends: by an exception's name,
-# "crash", "exit1", "kill" or "sleep".
+# "crash", "exit1", "kill", "sleep", or "wait" (for the file `go`; then it ends well).
 _SECOND = '''\
 """Copies; or ends as the environment says."""
 import os, signal, sys, time
@@ -105,7 +105,13 @@ def run(params: Params, inputs: Inputs, outputs: Outputs) -> Result:
                 time.sleep(0.05)
         Path("saved.txt").write_text("saved")
         raise exits.Stopped("stopped on request; the checkpoint is saved")
-    if end:
+    if end == "wait":
+        with Path("trained.txt").open("a") as file:
+            file.write("once")
+        Path("sleeping.pid").write_text(str(os.getpid()))
+        while not Path("go").exists():
+            time.sleep(0.05)
+    elif end:
         raise getattr(exits, end)(f"the sentence of {end}", {"bound": 3})
     (outputs.copy / "copy.txt").write_text((inputs.data / "lr.txt").read_text())
     return Result(f"copied to {sys.argv[1]}; a terminal: {sys.stderr.isatty()}")

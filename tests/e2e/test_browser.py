@@ -114,6 +114,7 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         again = served.run("train-to-deploy/nightly", propose=True)
         assert served.until_state(again)[:2] == ("COMPLETED", "No change")
         other, late = second_candidate(served)
+        unanswered = ask_with(served, other, "timeout_h: 0.01")
         assert not (production / "current").exists()
         someone.open_run(question)
         someone.choose("Resume")
@@ -136,6 +137,12 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         assert served.until_state(late)[:2] == ("FAILED", "Stale")
         assert (production / "current").readlink().name == digest
         reject_promote_and_roll_back(served, production, other, digest)
+        assert served.until_state(unanswered)[::2] == ("FAILED", "The flow was paused and never resumed.")
+        assert (production / "current").readlink().name == digest
+        (production / "current").unlink()
+        by_itself = ask_with(served, other, "automatic: true")
+        assert served.until_state(by_itself)[:2] == ("COMPLETED", "Promoted")
+        assert (production / "current").readlink().name == other
         log = served.log.read_text()
         assert "Traceback" not in log, log
 
@@ -149,6 +156,19 @@ def second_candidate(served: Served) -> tuple[str, str]:
     question = served.run("promote/release", digest=made.stem)
     served.until_state(question, "Suspended")
     return made.stem, question
+
+
+def ask_with(served: Served, digest: str, setting: str) -> str:
+    """A promotion under another setting of `promote` in the served tree, which is put back; the run."""
+    params = served.workspace.root / "params.yaml"
+    text = params.read_text()
+    without = text.replace("\n  automatic: false", "")
+    params.write_text(without.replace("\npromote:\n", f"\npromote:\n  {setting}\n"))
+    assert params.read_text().count(setting) == 1
+    run = served.run("promote/release", digest=digest)
+    served.until_state(run, "Suspended", "Promoted")
+    params.write_text(text)
+    return run
 
 
 def reject_promote_and_roll_back(served: Served, production: Path, digest: str, former: str) -> None:

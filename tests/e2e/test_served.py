@@ -1,8 +1,12 @@
 """Served runs by the API on a small pipeline: real server, real `shipway serve`, real signals, real DVC."""
 
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
@@ -144,6 +148,29 @@ def test_a_second_run_waits_visibly_and_cancel_saves_and_leaves_no_process(serve
     assert served.until_state(second)[:2] == ("COMPLETED", "No change")
 
 
+def test_a_lock_that_somebody_holds_as_a_stage_ends_is_waited_for_and_nothing_runs_twice(served: Served) -> None:
+    end(served, "wait")
+    run = served.run("train-to-deploy/on-demand", stage="second@b", force=True)
+    until(lambda: served.clone(run).is_dir(), "no clone came")
+    clone = served.clone(run)
+    until_asleep(clone)
+    holds = "import sys; from dvc.repo import Repo, lock_repo\nwith Repo() as repo, lock_repo(repo):\n"
+    holds += "    print('held', flush=True); sys.stdin.read()"
+    env = served.workspace.env
+    with subprocess.Popen([sys.executable, "-c", holds], cwd=clone, env=env, stdin=PIPE, stdout=PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        (clone / "go").touch()
+        time.sleep(6.0)  # DVC by itself would have given up after 3 s, with the result lost.
+        assert served.state(run)[0] == "RUNNING"
+        assert (clone / "trained.txt").read_text() == "once"
+        other.communicate()
+    served.until_state(run)
+    assert served.state(run)[:2] == ("COMPLETED", "Completed"), served.log.read_text()
+    assert served.tasks(run)["second@b"][0] == "Completed"
+    end(served, "")
+
+
 def test_a_stage_that_was_killed_is_tried_again_by_itself(served: Served) -> None:
     end(served, "kill")
     run = served.run("train-to-deploy/on-demand", stage="second@b", force=True)
@@ -176,3 +203,25 @@ def test_kill_9_of_the_runs_process_and_retry(served: Served, tmp_path: Path) ->
     served.until_state(run, "Completed")
     assert served.tasks(run)["third"][0] == "Completed"
     assert on_branch(served, served.branch(run), "dvc.lock") == unbroken_lock(served, tmp_path, 0.05)
+
+
+def test_new_data_at_its_source_is_what_the_night_trains_on(served: Served) -> None:
+    """The last of them: raw.txt is imported from here on."""
+    end(served, "")
+    tree, source = served.workspace, served.workspace.root.parent / "source.txt"
+    source.write_text("raw")
+    tree.git("rm", "-q", "raw.txt")
+    tree.dvc("import-url", str(source), "raw.txt")
+    tree.git("add", "-A")
+    tree.git("commit", "-q", "-m", "raw.txt is imported")
+    run = served.run("train-to-deploy/nightly", update_data=True, propose=True)
+    assert served.until_state(run)[:2] == ("COMPLETED", "No change")
+    source.write_text("new")
+    run = served.run("train-to-deploy/nightly", update_data=True, propose=True)
+    assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
+    assert served.tasks(run)["third"][0] == "Completed"
+    tree.shipway("take", served.branch(run))
+    assert tree.read("raw.txt") == b"new"
+    assert tree.read("artifacts/third/joined.txt") == b"new 0.003new 0.003"
+    run = served.run("train-to-deploy/nightly", update_data=True, propose=True)
+    assert served.until_state(run)[:2] == ("COMPLETED", "No change")

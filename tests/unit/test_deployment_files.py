@@ -108,6 +108,9 @@ def test_prefect_deploys_all_of_it(tmp_path: Path, prefect_server: server.Addres
         assert re.search(rf"{flow}/{name} .*{pool}", listed), listed
     told = workspace.python("-m", "prefect", "deployment", "inspect", "train-to-deploy/on-demand", "-o", "json", **env)
     assert str(workspace.root) in told.stdout
+    assert "PREFECT_FLOWS_HEARTBEAT_FREQUENCY" in told.stdout
+    workspace.python("-m", "flows.automations", **env)
+    assert "a run that died" in workspace.python("-m", "prefect", "automation", "ls", **env | {"COLUMNS": "200"}).stdout
 
 
 def instructions() -> list[tuple[str, str]]:
