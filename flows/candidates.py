@@ -1,7 +1,7 @@
 """Bundles that served runs have made: where each one's commit is, and what it was worth when it was compared."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ class Candidate:
 
     compared: dict[str, Any]
     """By name (`candidate`, `production`): digest, accuracy, macro_f1, size, latency on the test split of that run."""
+
+    asked: list[str] = field(default_factory=list)
+    """Over which bundles in production (by digest, or `nothing`) approval was asked for: that is done once."""
 
 
 def keep(home: Path, candidate: Candidate) -> None:

@@ -16,6 +16,7 @@ from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.callables import ParameterSchema
 
 from flows import automations
 from flows.promote import promote
@@ -44,7 +45,19 @@ def deployments(tree: Path) -> list[RunnerDeployment]:
             "release", description="Puts one bundle into production, after approval.", entrypoint_type=by_module
         ),
     )
-    return [cast(RunnerDeployment, one) for one in made]
+    return [_closed(cast(RunnerDeployment, one)) for one in made]
+
+
+class _Closed(ParameterSchema):
+    """So that Prefect's server refuses a parameter that the flow does not have, instead of crashing the run."""
+
+    additionalProperties: bool  # JSON schema's own name  # noqa: N815
+
+
+def _closed(deployment: RunnerDeployment) -> RunnerDeployment:
+    schema = deployment._parameter_openapi_schema.model_dump()
+    deployment._parameter_openapi_schema = _Closed(**schema, additionalProperties=False)
+    return deployment
 
 
 def serve_all(tree: Path, *, own_server: bool, say: Callable[[str], None]) -> None:

@@ -30,6 +30,11 @@ def commit_of(tree: Path, revision: str) -> str:
     return printed.strip()
 
 
+def committed(tree: Path, path: Path) -> bytes:
+    """A file's content as the last commit has it: what a person is just editing is not in it. Raises `Refused`."""
+    return git(tree, "show", f"HEAD:{path.as_posix()}", what=f"cannot read the last commit's {path}").encode()
+
+
 def uncommitted(tree: Path, *, new_too: bool = False) -> list[str]:
     """Files that differ from the last commit; with `new_too` also those that git neither knows nor ignores."""
     kind = "normal" if new_too else "no"

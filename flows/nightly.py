@@ -1,8 +1,9 @@
 """What a served run does once its stages are done: keeps the result, and proposes a better bundle for production."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
@@ -10,6 +11,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 
 from flows import candidates, comparison, last, production
+from flows.candidates import Candidate
 from flows.clones import Clone
 from flows.ends import Ended
 from flows.states import done
@@ -29,56 +31,63 @@ class Nightly:
 def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
     """Publishes the run's branch, writes its bundle down as a candidate, proposes it where that is wanted.
 
-    "No change" when no stage ran and the bundle is known already. Raises `Refused`.
+    "No change" when no stage ran, the bundle is known already, and nothing is to be asked. Raises `Refused`.
     """
-    logger = get_run_logger()
-    ran = sorted(last.read(clone.root))
-    made = _compared(clone)
-    digest = made[comparison.CANDIDATE]["digest"] if made else None
-    known = candidates.known(clone.home)
-    if not ran and (digest is None or digest in known):
-        clone.remove()
-        return done("No change", "nothing changed: every stage is up to date")
-    clone.commit(f"{name}: {', '.join(ran) or 'restored from the cache'}")
-    commit = clone.publish()
-    message = f"the result is on branch {clone.branch}; `shipway take {clone.branch}` brings it into your tree"
-    logger.info(message)
-    if made and digest:
-        when = datetime.now(UTC).isoformat(timespec="microseconds")
-        candidates.keep(clone.home, candidates.Candidate(digest, commit, clone.branch, name, when, made))
-        message += f"; {_propose(clone, made, digest, wanted=asked.propose)}"
+    params, ran = load(clone.root / PARAMS_FILE), sorted(last.read(clone.root))
+    made = _compared(clone, params)
+    digest = made[comparison.CANDIDATE]["digest"] if made else ""
+    candidate = candidates.known(clone.home).get(digest)
+    changed = bool(ran) or (made is not None and candidate is None)
+    said = []
+    if changed:
+        clone.commit(f"{name}: {', '.join(ran) or 'restored from the cache'}")
+        commit = clone.publish()
+        said.append(f"the result is on branch {clone.branch}; `shipway take {clone.branch}` brings it into your tree")
+        get_run_logger().info(said[0])
+        if made:
+            when, before = datetime.now(UTC).isoformat(timespec="microseconds"), candidate.asked if candidate else []
+            candidate = Candidate(digest, commit, clone.branch, name, when, made, before)
+            candidates.keep(clone.home, candidate)
+    if made and candidate:
+        said += _propose(clone.home, candidate, made, params["promote"], wanted=asked.propose, tell=changed)
     clone.remove()
-    return done("Completed", message)
+    if not said:
+        return done("No change", "nothing changed: every stage is up to date")
+    return done("Completed", "; ".join(said))
 
 
-def _compared(clone: Clone) -> comparison.Rows | None:
+def _compared(clone: Clone, params: dict[str, Any]) -> comparison.Rows | None:
     """The bundle and the one in production on this run's test split; None when the run stopped before the bundle."""
     if not (clone.root / comparison.BUNDLE / "manifest.json").is_file():
         return None
-    place = production.place(clone.home)
+    place = production.place(clone.home, params)
     now = production.current(place)
     return comparison.compare(clone.root, place / now if now else None)
 
 
-def _propose(clone: Clone, made: comparison.Rows, digest: str, *, wanted: bool) -> str:
-    settings = load(clone.root / PARAMS_FILE)["promote"]
-    better, sentence = comparison.verdict(made, settings["metric"], settings["min_gain"])
-    create_markdown_artifact(
-        f"{comparison.table(made)}\n\n{sentence}", key="comparison", description="the bundle beside production"
-    )
-    if not wanted or not better:
-        return sentence
-    now = made.get(comparison.PRODUCTION, {}).get("digest", "nothing")
-    # The same question is asked once, however many nights find the same answer.
+def _propose(
+    home: Path, candidate: Candidate, rows: comparison.Rows, settings: dict[str, Any], *, wanted: bool, tell: bool
+) -> list[str]:
+    """Asks for approval of a candidate that is better, once over each production; what it said, if anything."""
+    better, sentence = comparison.verdict(rows, settings["metric"], settings["min_gain"])
+    now = rows.get(comparison.PRODUCTION, {}).get("digest", "nothing")
+    asks = wanted and better and now not in candidate.asked
+    if asks or tell:
+        text = f"{comparison.table(rows)}\n\n{sentence}"
+        create_markdown_artifact(text, key="comparison", description="the bundle beside production")
+    if not asks:
+        return [sentence] if tell else []
     run = cast(
         FlowRun,
         run_deployment(
             PROMOTION,
-            parameters={"digest": digest},
+            parameters={"digest": candidate.digest},
             timeout=0,
             as_subflow=False,
-            idempotency_key=f"{digest}-over-{now}",
-            flow_run_name=f"approve {digest[:12]}",
+            # Also of several runs that find the same at once, one asks.
+            idempotency_key=f"{candidate.digest}-over-{now}",
+            flow_run_name=f"approve {candidate.digest[:12]}",
         ),
     )
-    return f"{sentence}; asked for approval in the run {run.name!r}"
+    candidates.keep(home, replace(candidate, asked=[*candidate.asked, now]))
+    return [sentence, f"asked for approval in the run {run.name!r}"]

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,19 +15,18 @@ from typing import Any
 
 from flows.ends import Refused
 from stages.config.exits import Exit
-from stages.config.loading import PARAMS_FILE, load
 
 CURRENT, AUDIT = "current", "audit.jsonl"
 _LOCK = ".lock"
 _DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 
-def place(home: Path) -> Path:
-    """The folder that `paths.production` names; a relative one is relative to the served repository.
+def place(home: Path, params: Mapping[str, Any]) -> Path:
+    """The folder that `paths.production` of the params names; a relative one is relative to the served repository.
 
     Raises `Refused` when it lies in the repository: clones and commits would carry it along.
     """
-    found = Path(os.path.realpath(home / load(home / PARAMS_FILE)["paths"]["production"]))
+    found = Path(os.path.realpath(home / params["paths"]["production"]))
     if found.is_relative_to(os.path.realpath(home)):
         raise Refused(Exit.PARAMS, f"paths.production must lie outside the repository; it is {found}")
     return found

@@ -7,20 +7,21 @@ swapped only if production is still what the person was shown.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from prefect import flow, get_run_logger, runtime, suspend_flow_run
 from prefect.client.schemas.objects import State
 from prefect.input import RunInput
 from pydantic import Field
 
-from flows import cache, candidates, clones, comparison, production, supervisor
+from flows import cache, candidates, clones, comparison, git, production, supervisor
 from flows.candidates import Candidate
 from flows.ends import Ended, Refused
 from flows.states import done, failed
 from flows.workspace import STATE
 from stages.config.editing import replace_text
 from stages.config.exits import Exit
-from stages.config.loading import PARAMS_FILE, ParamsError, load
+from stages.config.loading import PARAMS_FILE, ParamsError, parse_yaml, validate
 
 _ASKED = STATE / "approvals"
 
@@ -44,10 +45,11 @@ def promote(digest: str | None = None) -> State[Ended]:
     home, logger = Path.cwd(), get_run_logger()
     try:
         candidate = candidates.find(home, digest)
-        place = production.place(home)
+        params = _params(home)
+        place = production.place(home, params)
         if production.current(place) == candidate.digest:
             return done("In production", f"{candidate.digest[:12]} is in production already")
-        settings = load(home / PARAMS_FILE)["promote"]
+        settings = params["promote"]
         clone = clones.for_run(home, str(runtime.flow_run.id), "promote", candidate.commit, logger.info)
         rows = _fetched(clone, candidate, place)
         better, sentence = comparison.verdict(rows, settings["metric"], settings["min_gain"])
@@ -58,6 +60,12 @@ def promote(digest: str | None = None) -> State[Ended]:
         return _decide(clone, place, candidate, rows, said)
     except (Refused, ParamsError) as error:
         return _failed(error)
+
+
+def _params(home: Path) -> dict[str, Any]:
+    """Of the last commit: a person may be in the midst of an edit."""
+    where = f"params.yaml of the last commit of {home}"
+    return validate(parse_yaml(git.committed(home, PARAMS_FILE), where), where)
 
 
 def _fetched(clone: clones.Clone, candidate: Candidate, place: Path) -> comparison.Rows:

@@ -63,8 +63,10 @@ def rollback(
 ) -> int:
     """Put the bundle that was in production before back into production."""
     from flows import production
+    from stages.config.loading import PARAMS_FILE, load
 
-    place = production.place(workspace.root())
+    tree = workspace.root()
+    place = production.place(tree, load(tree / PARAMS_FILE))
     found = production.rollback(place, digest, getpass.getuser())
     running.say(f"in production: {found} ({place / production.CURRENT})")
     return Exit.DONE

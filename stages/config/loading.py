@@ -25,17 +25,20 @@ class ParamsError(Exception):
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as plain values, read as DVC reads it (YAML 1.2). Raises `ParamsError`."""
     try:
-        loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise ParamsError([f"{path}: not found; run from the root of the repository"]) from None
-    except (
-        YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # No UTF-8, a number too long to be one.
-        raise ParamsError([f"{path}: no valid YAML: {' '.join(str(error).split())}"]) from None
+    return parse_yaml(content, str(path))
+
+
+def parse_yaml(content: bytes, where: str) -> dict[str, Any]:
+    """The content of such a file; `where` names it in messages. Raises `ParamsError`."""
+    try:
+        loaded = YAML(typ="safe").load(content.decode())
+    except (YAMLError, ValueError, RecursionError) as error:  # No UTF-8, a number too long to be one.
+        raise ParamsError([f"{where}: no valid YAML: {' '.join(str(error).split())}"]) from None
     if not isinstance(loaded, dict):
-        raise ParamsError([f"{path}: must hold sections (key: value), got {type(loaded).__name__}"])
+        raise ParamsError([f"{where}: must hold sections (key: value), got {type(loaded).__name__}"])
     return loaded
 
 

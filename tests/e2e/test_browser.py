@@ -106,13 +106,18 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
     production = copied.root.parent / "shipway-production"
     with serving(copied, prefect_server) as served, person(prefect_server.base, pictures) as someone:
         known = {run["id"] for run in served.ask("flow_runs/filter", {})}
-        run = served.run("train-to-deploy/on-demand", propose=True)
+        run = served.run("train-to-deploy/on-demand")
         assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
         assert {state for state, _ in served.tasks(run).values()} == {"Cached"}
+        night = served.run("train-to-deploy/nightly", propose=True)  # Nobody has asked about that bundle yet.
+        assert "asked for approval" in served.until_state(night)[2]
         question = newest_run(served, "promote", known)
         served.until_state(question, "Suspended")
+        with (copied.root / "params.yaml").open("a") as file:
+            file.write("not_committed: 1\n")  # A person is in the midst of an edit.
         again = served.run("train-to-deploy/nightly", propose=True)
         assert served.until_state(again)[:2] == ("COMPLETED", "No change")
+        copied.git("checkout", "-q", "params.yaml")
         other, late = second_candidate(served)
         unanswered = ask_with(served, other, "timeout_h: 0.01")
         assert not (production / "current").exists()
@@ -159,15 +164,16 @@ def second_candidate(served: Served) -> tuple[str, str]:
 
 
 def ask_with(served: Served, digest: str, setting: str) -> str:
-    """A promotion under another setting of `promote` in the served tree, which is put back; the run."""
-    params = served.workspace.root / "params.yaml"
+    """A promotion under another setting of `promote` in the served repository, which is put back; the run."""
+    params, git = served.workspace.root / "params.yaml", served.workspace.git
     text = params.read_text()
     without = text.replace("\n  automatic: false", "")
     params.write_text(without.replace("\npromote:\n", f"\npromote:\n  {setting}\n"))
     assert params.read_text().count(setting) == 1
+    git("commit", "-q", "-m", setting, "--", "params.yaml")
     run = served.run("promote/release", digest=digest)
     served.until_state(run, "Suspended", "Promoted")
-    params.write_text(text)
+    git("reset", "-q", "--hard", "HEAD~1")
     return run
 
 

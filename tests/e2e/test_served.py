@@ -104,6 +104,7 @@ def test_silent_runs_are_watched_and_nobody_is_told_without_a_webhook(served: Se
         ({"overrides": {"train": {"lrr": 1}}}, "lrr"),
         ({"stage": "trian"}, "stage"),
         ({"force": "maybe"}, "force"),
+        ({"foo": 1}, "foo"),
     ],
 )
 def test_a_bad_value_is_refused_before_anything_runs(served: Served, parameters: dict[str, object], words: str) -> None:

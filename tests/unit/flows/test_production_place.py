@@ -9,6 +9,7 @@ from flows import production
 from flows.ends import Refused
 from stages.config.editing import edit
 from stages.config.exits import Exit
+from stages.config.loading import load
 
 SHIPPED = Path(__file__).parents[3] / "params.yaml"
 
@@ -31,16 +32,16 @@ def place(tmp_path: Path) -> Path:
 
 def put(home: Path, path: str) -> Path:
     edit({"paths.production": path}, home / "params.yaml")
-    return production.place(home)
+    return production.place(home, load(home / "params.yaml"))
 
 
 def test_a_relative_path_is_relative_to_home(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert production.place(home) == tmp_path / "shipway-production"
+    assert production.place(home, load(home / "params.yaml")) == tmp_path / "shipway-production"
     assert put(home, "../a/../b") == tmp_path / "b"
     monkeypatch.chdir(tmp_path)
-    assert production.place(Path("a home")) == tmp_path / "b"
+    assert production.place(Path("a home"), load(home / "params.yaml")) == tmp_path / "b"
 
 
 def test_an_absolute_path_stays_and_nothing_is_made(home: Path, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_links_are_followed_before_that_is_judged(home: Path, tmp_path: Path) ->
     with pytest.raises(Refused, match="must lie outside the repository"):
         put(home, "../link/production")
     with pytest.raises(Refused, match="must lie outside the repository"):
-        production.place(tmp_path / "link")
+        production.place(tmp_path / "link", load(home / "params.yaml"))
     assert put(home, "out") == tmp_path / "real"
 
 
