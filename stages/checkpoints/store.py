@@ -9,7 +9,7 @@ import io
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,12 +122,19 @@ class Store:
                 time.sleep(_POLL_S)
             yield
 
-    def latest(self) -> Saved | None:
-        """The newest whole checkpoint to go on from, or None to start. Damaged ones are refused with a warning."""
+    def latest(self, fits: Callable[[Saved], bool] = lambda _: True) -> Saved | None:
+        """The newest whole checkpoint to go on from, or None to start. Damaged ones are refused with a warning.
+
+        `fits`: whether what lies beside the checkpoints is as this one left it; else an older one may do.
+        """
         _remove_leftovers(self.folder)
-        found = _newest(self.folder)
-        if found is not None:
-            return found
+        whole = False
+        for found in self.whole():
+            if fits(found):
+                return found
+            whole = True
+        if whole:
+            return None
         other = self._other_code()
         if other is None:
             return None
@@ -181,6 +188,16 @@ class Store:
             raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; remove the folder and run again")
         return found
 
+    def whole(self) -> Iterator[Saved]:
+        """All checkpoints of this code that can be gone on from, newest first."""
+        return _all_whole(self.folder)
+
+    def drop_after(self, step: int) -> None:
+        """Removes later checkpoints: the run went back behind them."""
+        for later in _steps(self.folder):
+            if later > step:
+                self._remove(later)
+
     def clear(self) -> None:
         """Removes this code's checkpoints and history."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -191,9 +208,12 @@ class Store:
         kept = {newest, *last}
         kept |= {one for step in set(kept) for name in _KEPT_TOO if (one := seals[step].get(name)) is not None}
         for step in _steps(self.folder):
-            if step not in kept:  # Also later ones: they were refused, or the run went back behind them.
-                for suffix in (".json", ".pt"):
-                    (self.folder / f"step-{step:09d}{suffix}").unlink(missing_ok=True)
+            if step not in kept:  # Also later ones, which were refused.
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        for suffix in (".json", ".pt"):
+            (self.folder / f"step-{step:09d}{suffix}").unlink(missing_ok=True)
 
     def _other_code(self) -> Saved | None:
         folders = [path for path in self.shared.iterdir() if path.is_dir() and path != self.folder]
@@ -268,6 +288,11 @@ def _seal(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _newest(folder: Path) -> Saved | None:
+    return next(_all_whole(folder), None)
+
+
+def _all_whole(folder: Path) -> Iterator[Saved]:
+    """The checkpoints that can be gone on from, newest first; the others are told of."""
     for step in _steps(folder):
         best_step = _seal(folder, step).get("best_step")
         if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
@@ -275,8 +300,7 @@ def _newest(folder: Path) -> Saved | None:
             continue
         found = _read(folder / f"step-{step:09d}.pt")
         if found is not None:
-            return found
-    return None
+            yield found
 
 
 def _is_whole(path: Path) -> bool:

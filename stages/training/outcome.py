@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stages.checkpoints import lineage
+from stages.checkpoints.store import Saved
 from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm
@@ -110,14 +111,7 @@ def reuse(job: Job) -> Fitted | None:
     if job.ranks.any(not store.finished)[0]:
         return None
     saved = store.latest()
-    if saved is None or not store.reuse_finished:
-        store.clear()
-        return None
-    try:
-        require_intact(store.history, saved.payload["progress"]["position"])
-        read_meta(store.history)
-    except (AlteredHistory, OSError, ValueError) as error:
-        say(f"warning: {job.name}: ended before, but is trained again: {error}")
+    if job.ranks.any(saved is None or not store.reuse_finished or not _published(job, saved))[0] or saved is None:
         store.clear()
         return None
     about = saved.meta
@@ -126,6 +120,17 @@ def reuse(job: Job) -> Fitted | None:
     condition = Condition.from_dict(saved.payload["progress"]["condition"])
     best = Best.from_dict(about["best"])
     return fitted(job, about["status"], about["reason"], best, about["lineage"], condition, reused=True)
+
+
+def _published(job: Job, saved: Saved) -> bool:
+    """Whether the history of a run that ended is as it was written."""
+    try:
+        require_intact(job.store.history, saved.payload["progress"]["position"])
+        read_meta(job.store.history)
+    except (AlteredHistory, OSError, ValueError) as error:
+        say(f"warning: {job.name}: ended before, but is trained again: {error}")
+        return False
+    return True
 
 
 def fitted(

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from stages.checkpoints import lineage
 from stages.checkpoints.background import Saver
-from stages.checkpoints.store import Saved
 from stages.runtime.exits import BadParams
 from stages.runtime.progress import say
 from stages.training import snapshot
@@ -16,19 +15,18 @@ from stages.training.cadence import Cadence
 from stages.training.feed import window_ids
 from stages.training.history import (
     STEPS,
-    AlteredHistory,
     History,
     NonFinite,
     Row,
     Step,
     copy_published,
     read_rows,
-    require_intact,
 )
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.outcome import Best, Scored, epoch_row, fitted, history_meta, take
 from stages.training.recovery import LOOK_EVERY, Condition, anomaly_around, look_at_norms, only_overflows
+from stages.training.starting import starting_point
 from stages.training.timings import Timings
 from stages.training.watching import after_epoch
 
@@ -57,7 +55,7 @@ class Run:
     @classmethod
     def start(cls, job: Job) -> "Run":
         """From the newest checkpoint, or from the beginning; then the starting weights are the first checkpoint."""
-        saved = _agreed(job)
+        saved = starting_point(job)
         parts = Machinery.build(job)
         run = cls(
             job=job,
@@ -67,8 +65,6 @@ class Run:
             saver=Saver(job.store),
             condition=Condition.start(job.settings, job.micro_batch),
         )
-        if saved is not None and not run._is_intact(saved):
-            saved = None
         if saved is not None:
             snapshot.restore(run, saved)
             say(f"{job.name}: goes on after step {run.step} of {parts.total_steps}")
@@ -78,16 +74,6 @@ class Run:
         if saved is None:
             run._save_start()
         return run
-
-    def _is_intact(self, saved: Saved) -> bool:
-        """Whether the history is as this checkpoint left it; otherwise the training starts again, and says so."""
-        try:
-            require_intact(self.history.folder, saved.payload["progress"]["position"])
-        except AlteredHistory as error:
-            say(f"warning: {self.job.name}: starts again: {error}")
-            self.job.store.clear()
-            return False
-        return True
 
     def _save_start(self) -> None:
         try:
@@ -232,6 +218,7 @@ class Run:
         if former.rollbacks >= most:
             return False
         self.saver.wait()
+        self.job.store.drop_after(self.anchor)  # They do not fit the history any more, which goes back with the run.
         self.parts.optimizer.zero_grad(set_to_none=True)
         snapshot.restore(self, self.job.store.load(self.anchor), keep_events=True)
         for segment in self.segments:  # Steps that are taken again belong to the process that takes them.
@@ -270,15 +257,6 @@ class Run:
     def _ids(self, epoch: int, window: int) -> list[int]:
         ids: list[int] = window_ids(self.job.prepared, self.parts.sizes, self.job.seed, epoch, window).tolist()
         return ids
-
-
-def _agreed(job: Job) -> Saved | None:
-    """The newest checkpoint that every rank has: one of them may have been killed before it saved."""
-    saved = job.store.latest()
-    step = job.ranks.least(-1 if saved is None else saved.step)
-    if saved is None or saved.step == step:
-        return saved
-    return job.store.load(step) if step >= 0 else None
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:

@@ -44,6 +44,24 @@ def stop_in(number: int, when: Callable[[Step], bool] = lambda _: True) -> Act:
     return act
 
 
+class Killed(BaseException):
+    """Ends a training as a kill does: nothing is saved on the way out."""
+
+
+def killed_in(number: int, when: Callable[[Step], bool] = lambda _: True) -> Act:
+    """Raises `Killed` in the first micro-batch of the step, once."""
+    done = False
+
+    def act(step: Step) -> float:
+        nonlocal done
+        if step.step == number and when(step) and not done:
+            done = True
+            raise Killed
+        return 1.0
+
+    return act
+
+
 def times(factor: float, number: int, above: float = 0.0) -> Act:
     """The loss of one step is multiplied, as long as the learning rate is above the bound."""
     return lambda step: factor if step.step == number and step.lr > above else 1.0

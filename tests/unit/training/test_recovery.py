@@ -18,6 +18,8 @@ from stages.training.schedule import learning_rate
 from tests.unit.training import toy
 from tests.unit.training.acting import (
     Act,
+    Killed,
+    killed_in,
     loss_that,
     meta,
     rows,
@@ -102,6 +104,32 @@ def test_bit_exact_wherever_it_was_stopped(
         assert toy.result(job) == toy.result(unbroken), number
         assert len(fitted.lineage) == 1 + len(stop)
         assert all(segment["from_step"] <= segment["to_step"] for segment in fitted.lineage), number
+
+
+@pytest.mark.parametrize("number", range(15, 25))
+@pytest.mark.parametrize("settings", [{}, {"save_every_steps": 2}, {"save_every_epochs": 2}], ids=str)
+def test_killed_at_any_step_after_a_rollback_it_goes_on(
+    tmp_path: Path,
+    prepared: Prepared,
+    spoilt: Act,
+    number: int,
+    settings: dict[str, int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also before the next save, with checkpoints on the disk that are newer than what it went back to."""
+    unbroken = make(tmp_path / "unbroken", prepared, spoilt, **settings)
+    fit(unbroken)
+    rate = learning_rate(unbroken.settings, 24)
+    kill = killed_in(number, lambda step: step.lr < 0.6 * rate(step.step - 1))
+    with pytest.raises(Killed):
+        fit(make(tmp_path / "killed", prepared, spoilt, kill, **settings))
+    capsys.readouterr()
+    again = make(tmp_path / "killed", prepared, spoilt, **settings)
+    fit(again)
+    said = capsys.readouterr().out
+    assert "warning" not in said
+    assert int(said.split("goes on after step ")[1].split()[0]) >= 12
+    assert toy.result(again) == toy.result(unbroken)
 
 
 def test_tries_are_bounded(tmp_path: Path, prepared: Prepared) -> None:

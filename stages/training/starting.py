@@ -1,0 +1,30 @@
+"""Which checkpoint a training goes on from."""
+
+from stages.checkpoints.store import Saved
+from stages.runtime.progress import say
+from stages.training.history import AlteredHistory, require_intact
+from stages.training.job import Job
+
+
+def starting_point(job: Job) -> Saved | None:
+    """The newest checkpoint beside which the history is as it left it; of several ranks, that all of them have.
+
+    One of them may have been killed before it saved, and a checkpoint that was not due goes with the next one.
+    """
+
+    def fits(saved: Saved) -> bool:
+        try:
+            require_intact(job.store.history, saved.payload["progress"]["position"])
+        except AlteredHistory as error:
+            say(f"warning: {job.name}: does not go on from step {saved.step}: {error}")
+            return False
+        return True
+
+    saved = job.store.latest(fits)
+    if job.ranks.size == 1:
+        return saved
+    steps = sorted(one.step for one in job.store.whole() if fits(one))
+    step = job.ranks.least(steps[-1] if steps else -1)
+    while job.ranks.any(step >= 0 and step not in steps)[0]:
+        step = job.ranks.least(max((one for one in steps if one < step), default=-1))
+    return job.store.load(step) if step >= 0 else None
