@@ -21,7 +21,7 @@ from stages.config.exits import Exit
 
 _FOLDER = STATE / "clones"
 _READY = "shipway-ready"
-"""File in the clone's .git: it is complete."""
+"""File in the clone's .git: it is complete, made of the commit that stands there."""
 
 _REMOTE = "served"
 _HALF_MADE_S = 3600.0
@@ -44,6 +44,11 @@ class Clone:
     def commit(self, message: str) -> bool:
         """Commits on the run's branch; False when nothing is new."""
         return git.commit_all(self.root, self.home, message)
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether anything (a changed setting) has been committed since it was made."""
+        return git.commit_of(self.root, "HEAD") != (self.root / ".git" / _READY).read_text("utf-8")
 
     def publish(self) -> str:
         """Brings the branch into the served repository; its commit. Raises `Refused`."""
@@ -90,7 +95,7 @@ def _make(clone: Clone, commit: str) -> None:
     git.git(clone.home, "clone", *options, "--", str(clone.home), str(clone.root), what="cannot clone")
     git.git(clone.root, "checkout", "--quiet", "-B", clone.branch, commit, what="cannot check the revision out")
     dvc.share_cache(clone.home, clone.root)
-    (clone.root / ".git" / _READY).touch()
+    (clone.root / ".git" / _READY).write_text(commit)
 
 
 def _hold(clone: Path) -> None:

@@ -31,13 +31,14 @@ class Nightly:
 def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
     """Publishes the run's branch, writes its bundle down as a candidate, proposes it where that is wanted.
 
-    "No change" when no stage ran, the bundle is known already, and nothing is to be asked. Raises `Refused`.
+    "No change" when no setting was changed, no stage ran, the bundle is known already, and nothing is to be asked.
+    Raises `Refused`.
     """
     params, ran = load(clone.root / PARAMS_FILE), sorted(last.read(clone.root))
     made = _compared(clone, params)
     digest = made[comparison.CANDIDATE]["digest"] if made else ""
     candidate = candidates.known(clone.home).get(digest)
-    changed = bool(ran) or (made is not None and candidate is None)
+    changed = clone.has_commits or bool(ran) or (made is not None and candidate is None)
     said = []
     if changed:
         clone.commit(f"{name}: {', '.join(ran) or 'restored from the cache'}")

@@ -3,11 +3,12 @@
 import os
 import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ HOST = "127.0.0.1"
 START_LIMIT_S = 180.0
 _ANSWER_LIMIT_S = 5.0
 _POLL_S = 0.2
+_LOOK_S = 1.0
 _LAST_LINES = 4
 _GRACE = supervisor.Grace(interrupt_s=10.0, terminate_s=5.0)
 
@@ -76,10 +78,10 @@ def server_environment(home: Path, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def started(home: Path, port: int | None = None) -> Iterator[Address]:
+def started(home: Path, port: int | None = None, on_lost: Callable[[str], None] | None = None) -> Iterator[Address]:
     """Starts a server on a port (a free one if left out), waits until it answers, and stops it at the end.
 
-    Raises `Refused`.
+    `on_lost` is called, in a thread of its own, when the server ends by itself; its argument says so. Raises `Refused`.
     """
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
@@ -92,9 +94,27 @@ def started(home: Path, port: int | None = None) -> Iterator[Address]:
     )
     try:
         _wait_until_healthy(address, running.alive, START_LIMIT_S, log)
-        yield address
+        with _watched(running, on_lost, log) if on_lost else nullcontext():
+            yield address
     finally:
         running.stop()
+
+
+@contextmanager
+def _watched(running: supervisor.Running, on_lost: Callable[[str], None], log: Path) -> Iterator[None]:
+    left = threading.Event()
+
+    def watch() -> None:
+        while not left.wait(_LOOK_S):
+            if not running.alive():
+                on_lost(f"Prefect's server has ended; its last words: {_last_words(log)} (all in {log})")
+                return
+
+    threading.Thread(target=watch, daemon=True, name="server-watch").start()
+    try:
+        yield
+    finally:
+        left.set()
 
 
 def _wait_until_healthy(address: Address, alive: Callable[[], bool], limit_s: float, log: Path) -> None:
@@ -133,10 +153,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def api(tree: Path, say: Callable[[str], None], port: int | None = None) -> Iterator[Address]:
+def api(
+    tree: Path,
+    say: Callable[[str], None],
+    port: int | None = None,
+    on_lost: Callable[[str], None] | None = None,
+) -> Iterator[Address]:
     """Prefect's API for this process: the server of PREFECT_API_URL, or one of our own. Raises `Refused`.
 
-    Must be entered before Prefect is imported.
+    Must be entered before Prefect is imported. `on_lost`: as for `started`, of one of our own.
     """
     given = os.environ.get("PREFECT_API_URL")
     if given:
@@ -148,7 +173,7 @@ def api(tree: Path, say: Callable[[str], None], port: int | None = None) -> Iter
         return
     home = (tree / STATE / "prefect").resolve()
     say("starting Prefect's server (10 to 20 s the first time) ...")
-    with started(home, port) as address, _environment(client_environment(home, address)):
+    with started(home, port, on_lost) as address, _environment(client_environment(home, address)):
         say(f"Prefect: {address.base} (open it in a browser while the run lasts)")
         yield address
 
@@ -156,7 +181,7 @@ def api(tree: Path, say: Callable[[str], None], port: int | None = None) -> Iter
 @contextmanager
 def client_of(tree: Path, api_url: str) -> Iterator[None]:
     """For a process that talks to a server which is there already; to be entered before Prefect is imported."""
-    _require_answer(Address(api_url.rstrip("/").removesuffix("/api")), api_url)
+    _require_answer(api_url)
     with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": api_url, **_no_proxy()}):
         yield
 
@@ -171,18 +196,18 @@ def require_given() -> None:
     """Raises `Refused` where PREFECT_API_URL names a server and none answers."""
     given = os.environ.get("PREFECT_API_URL")
     if given:
-        _require_answer(Address(given.rstrip("/").removesuffix("/api")), given)
+        _require_answer(given)
 
 
-def _require_answer(address: Address, given: str) -> None:
-    deadline = time.monotonic() + _ANSWER_LIMIT_S
+def _require_answer(api_url: str) -> None:
+    address, deadline = Address(api_url.rstrip("/").removesuffix("/api")), time.monotonic() + _ANSWER_LIMIT_S
     while not address.healthy():
         if time.monotonic() > deadline:
-            raise Refused(
-                Exit.PARAMS,
-                f"no Prefect server answers at PREFECT_API_URL={given}; start it, or unset PREFECT_API_URL to use one "
-                "of Shipway's own",
-            )
+            if api_url == os.environ.get("PREFECT_API_URL"):
+                where = f"PREFECT_API_URL={api_url}; start it, or unset PREFECT_API_URL to use one of Shipway's own"
+            else:
+                where = f"{api_url}, where this repository is served; stop `make serve` and start it again"
+            raise Refused(Exit.PARAMS, f"no Prefect server answers at {where}")
         time.sleep(_POLL_S)
 
 

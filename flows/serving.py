@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from flows import server
 from flows.ends import Refused
 from flows.workspace import STATE
@@ -16,6 +18,8 @@ from stages.config.exits import Exit
 
 _LOCK = STATE / "serve.lock"
 _WHERE = STATE / "serving.json"
+_SAVE_LIMIT_S = 40.0
+"""For the supervisor of a run's stage, which ends inside 30 s."""
 
 
 def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
@@ -23,7 +27,7 @@ def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
     if not (tree / ".git").exists():
         raise Refused(Exit.PARAMS, f"served runs need a git repository, {tree} is none; `git init`, then commit")
     own_server = "PREFECT_API_URL" not in os.environ
-    with _only_one(tree), server.api(tree, say, port=port) as address:
+    with _only_one(tree), server.api(tree, say, port=port, on_lost=_give_up(tree, say)) as address:
         from flows import deployments  # Prefect takes seconds to import, and reads its environment then.
 
         replace_text(tree / _WHERE, json.dumps({"api": address.api, "process": os.getpid()}) + "\n")
@@ -46,6 +50,22 @@ def _only_one(tree: Path) -> Iterator[None]:
             where = served_at(tree) or "an address that is just being set up or given up"
             raise Refused(Exit.PARAMS, f"this repository is served already, at {where}; stop that one first") from None
         yield
+
+
+def _give_up(tree: Path, say: Callable[[str], None]) -> Callable[[str], None]:
+    """What to do when our own server is gone: nobody could see or cancel what runs, and Prefect waits for it."""
+
+    def give_up(why: str) -> None:
+        say(f"{why}; stopping: runs save, and go on by `shipway resume` once this is served again")
+        runs = psutil.Process().children()
+        for run in runs:
+            run.terminate()
+        for run in psutil.wait_procs(runs, timeout=_SAVE_LIMIT_S)[1]:
+            run.kill()  # It has saved, and asks a server that is not there.
+        (tree / _WHERE).unlink(missing_ok=True)
+        os._exit(Exit.STOPPED)
+
+    return give_up
 
 
 @contextmanager

@@ -143,7 +143,8 @@ def serving(workspace: Workspace, address: server.Address, **env: str) -> Iterat
     try:
         yield served
     finally:
-        served.stop()
+        said = served.stop()
+    assert said.endswith("stopped; nothing is left running\n")
 
 
 def until(reached: Callable[[], bool], otherwise: str | Callable[[], str], limit_s: float = LIMIT_S) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flows import server
 from tests.conftest import Workspace
-from tests.e2e.served import Served, alive, until, until_asleep
+from tests.e2e.served import LIMIT_S, Served, alive, until, until_asleep
 
 pytestmark = pytest.mark.e2e
 
@@ -47,6 +47,22 @@ def test_after_a_kill_of_everything_the_run_goes_on(tiny: Workspace, tmp_path: P
         assert served.state(run)[:2] == ("CRASHED", "Crashed")
         assert "goes on" in tiny.shipway("resume").stdout
         assert served.until_state(run, "Completed")[0] == "COMPLETED"
+        without_its_server(served, tmp_path)
     finally:
-        said = served.stop()
-    assert "nothing is left running" in said
+        served.stop()
+
+
+def without_its_server(served: Served, folder: Path) -> None:
+    """Its server is killed: it says so, lets the run save, and ends."""
+    (folder / "end").write_text("sleep")
+    run = served.run("train-to-deploy/on-demand", overrides={"train": {"lr": 0.08}})
+    until(lambda: served.clone(run).is_dir(), "no clone came")
+    stage, family = until_asleep(served.clone(run)), served.processes()
+    (own,) = (one for one in family if one.cmdline()[1:5] == ["-m", "prefect", "server", "start"])
+    own.kill()
+    assert served.process is not None
+    assert served.process.wait(timeout=LIMIT_S) == 75
+    assert "Prefect's server has ended" in served.log.read_text()
+    assert (served.clone(run) / "saved.txt").read_text() == "saved"
+    assert not alive(stage)
+    until(lambda: not any(alive(one.pid) for one in family), "processes are left")
