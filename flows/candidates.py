@@ -30,8 +30,8 @@ class Candidate:
     compared: dict[str, Any]
     """By name (`candidate`, `production`): digest, accuracy, macro_f1, size, latency on the test split of that run."""
 
-    asked: list[str] = field(default_factory=list)
-    """Over which bundles in production (by digest, or `nothing`) approval was asked for: that is done once."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """Over which bundles in production (by digest, or `nothing`) approval was asked for, and in which run."""
 
 
 def keep(home: Path, candidate: Candidate) -> None:
@@ -60,5 +60,9 @@ def find(home: Path, digest: str | None) -> Candidate:
     fits = [one for one in found.values() if len(digest) >= _SHORTEST and one.digest.startswith(digest)]
     if len(fits) != 1:
         newest = ", ".join(one.digest[:12] for one in list(found.values())[-3:])
-        raise Refused(Exit.PARAMS, f"digest {digest!r} fits {len(fits)} bundles of served runs; the newest: {newest}")
+        raise Refused(
+            Exit.PARAMS,
+            f"digest {digest!r} fits {len(fits)} bundles of served runs; at least {_SHORTEST} characters of one are "
+            f"needed; the newest: {newest}",
+        )
     return fits[0]

@@ -42,6 +42,18 @@ def uncommitted(tree: Path, *, new_too: bool = False) -> list[str]:
     return [entry[3:] for entry in changed.split("\0") if entry]
 
 
+def in_the_way(tree: Path, branch: str) -> list[str]:
+    """Files of no commit that a merge of the branch would overwrite."""
+    known = git(tree, "ls-files", "-z", what="cannot look")
+    brought = git(tree, "ls-tree", "-r", "-z", "--name-only", branch, "--", what="cannot look")
+    return sorted(path for path in set(brought.split("\0")) - set(known.split("\0")) if path and (tree / path).exists())
+
+
+def is_detached(tree: Path) -> bool:
+    """Whether HEAD is a commit of its own, and no branch."""
+    return supervisor.call(["git", "symbolic-ref", "--quiet", "HEAD"], cwd=tree, capture=True)[0] != 0
+
+
 def commit_all(tree: Path, author_of: Path, message: str) -> bool:
     """Commits all that git does not ignore, as the person whose repository `author_of` is. False: nothing new."""
     git(tree, "add", "--all", what="cannot add the results")

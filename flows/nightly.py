@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 
 from flows import candidates, comparison, last, production
 from flows.candidates import Candidate
@@ -18,6 +20,8 @@ from flows.states import done
 from stages.config.loading import PARAMS_FILE, load
 
 PROMOTION = "promote/release"
+_NEVER_ANSWERED = "The flow was paused and never resumed."
+"""Prefect's own words for a question whose time is over."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
         said.append(f"the result is on branch {clone.branch}; `shipway take {clone.branch}` brings it into your tree")
         get_run_logger().info(said[0])
         if made:
-            when, before = datetime.now(UTC).isoformat(timespec="microseconds"), candidate.asked if candidate else []
+            when, before = datetime.now(UTC).isoformat(timespec="microseconds"), candidate.asked if candidate else {}
             candidate = Candidate(digest, commit, clone.branch, name, when, made, before)
             candidates.keep(clone.home, candidate)
     if made and candidate:
@@ -69,10 +73,14 @@ def _compared(clone: Clone, params: dict[str, Any]) -> comparison.Rows | None:
 def _propose(
     home: Path, candidate: Candidate, rows: comparison.Rows, settings: dict[str, Any], *, wanted: bool, tell: bool
 ) -> list[str]:
-    """Asks for approval of a candidate that is better, once over each production; what it said, if anything."""
+    """Asks for approval of a candidate that is better; what it said, if anything.
+
+    Over each bundle in production that is done once, and again where nobody has answered in time.
+    """
     better, sentence = comparison.verdict(rows, settings["metric"], settings["min_gain"])
     now = rows.get(comparison.PRODUCTION, {}).get("digest", "nothing")
-    asks = wanted and better and now not in candidate.asked
+    before = candidate.asked.get(now)
+    asks = wanted and better and (before is None or _timed_out(before))
     if asks or tell:
         text = f"{comparison.table(rows)}\n\n{sentence}"
         create_markdown_artifact(text, key="comparison", description="the bundle beside production")
@@ -86,9 +94,19 @@ def _propose(
             timeout=0,
             as_subflow=False,
             # Also of several runs that find the same at once, one asks.
-            idempotency_key=f"{candidate.digest}-over-{now}",
-            flow_run_name=f"approve {candidate.digest[:12]}",
+            idempotency_key=f"{candidate.digest}-over-{now}{f'-after-{before}' if before else ''}",
+            flow_run_name=f"approve {candidate.digest[:12]}: {sentence}",
         ),
     )
-    candidates.keep(home, replace(candidate, asked=[*candidate.asked, now]))
+    candidates.keep(home, replace(candidate, asked={**candidate.asked, now: str(run.id)}))
     return [sentence, f"asked for approval in the run {run.name!r}"]
+
+
+def _timed_out(run_id: str) -> bool:
+    """Whether a question was never answered. One that is gone with its server counts as that, too."""
+    with get_client(sync_client=True) as client:
+        try:
+            state = client.read_flow_run(UUID(run_id)).state
+        except ObjectNotFound:
+            return True
+    return state is not None and state.is_failed() and state.message == _NEVER_ANSWERED

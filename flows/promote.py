@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime, suspend_flow_run
 from prefect.client.schemas.objects import State
 from prefect.input import RunInput
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from flows import cache, candidates, clones, comparison, git, production, supervisor
 from flows.candidates import Candidate
@@ -104,7 +104,10 @@ def _ask(home: Path, candidate: Candidate, rows: comparison.Rows, sentence: str,
         replace_text(question, json.dumps({"candidate": candidate.digest, "production": now}) + "\n")
     said = f"{comparison.table(rows)}\n\n{sentence}\n\nMade by run *{candidate.run}*, branch `{candidate.branch}`."
     asked = Approval.with_initial_data(description=said)
-    return suspend_flow_run(wait_for_input=asked, timeout=int(hours * 3600), key=f"approve-{candidate.digest[:12]}")
+    try:
+        return suspend_flow_run(wait_for_input=asked, timeout=int(hours * 3600), key=f"approve-{candidate.digest[:12]}")
+    except ValidationError:  # It was scheduled past its form.
+        raise Refused(Exit.PARAMS, "resumed without an answer; Retry asks again, Resume takes the answer") from None
 
 
 def _decide(

@@ -167,7 +167,7 @@ def api(
     if given:
         require_given()
         address = Address(given.rstrip("/").removesuffix("/api"))
-        with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree))}):
+        with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": address.api}):
             say(f"Prefect: {address.base} (from PREFECT_API_URL)")
             yield address
         return

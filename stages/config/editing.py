@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
@@ -52,11 +52,10 @@ def _flat(path: str, values: Mapping[str, Any], schema: type[BaseModel]) -> Iter
     for name, value in values.items():
         field = schema.model_fields.get(name)
         below = field.annotation if field is not None else None
-        if isinstance(value, Mapping) and isinstance(below, type) and issubclass(below, BaseModel):
-            yield from _flat(f"{path}{name}.", value, below)
-        elif value is None and field is not None and type(None) not in get_args(below):
-            continue  # Nothing is said about it.
-        else:
+        section = below if isinstance(below, type) and issubclass(below, BaseModel) else None
+        if isinstance(value, Mapping) and section is not None:
+            yield from _flat(f"{path}{name}.", value, section)
+        elif value is not None or section is None:  # Of a section null says nothing; of a value it is null.
             yield f"{path}{name}", value
 
 

@@ -1,8 +1,9 @@
 """How a network is fitted: shared by `train`, `distill.fit` and `prune.fit`."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from stages.config.augment import Augment
 from stages.config.base import Count, NotNegative, Positive, Section, Share, accompanies
@@ -14,10 +15,18 @@ Schedule = Literal[
 ]
 
 
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return pattern
+
+
 class Group(Section):
     """Weights with settings of their own, chosen by name."""
 
-    pattern: Annotated[str, Field(min_length=1)]
+    pattern: Annotated[str, Field(min_length=1), AfterValidator(_regular)]
     """Regular expression, searched in the names of the weights (`^head\\.`); one that matches nothing is refused, and
     a weight belongs to the first group that matches."""
 

@@ -1,8 +1,8 @@
 """The whole of params.yaml. Stages do not import this file: an edit of another section must not make them stale."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.config.base import Section
 from stages.config.benchmark_data import BenchmarkData
@@ -52,3 +52,12 @@ class Pipeline(Section):
     bundle: Bundle
     nightly: Nightly
     promote: Promote
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        micro, batch = self.find_batch_size.fixed_micro_batch, self.train.batch_size
+        if micro is not None and batch % micro:
+            raise ValueError(
+                f"find_batch_size.fixed_micro_batch must divide train.batch_size; {micro} does not divide {batch}"
+            )
+        return self

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -109,7 +110,15 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         run = served.run("train-to-deploy/on-demand")
         assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
         assert {state for state, _ in served.tasks(run).values()} == {"Cached"}
-        night = served.run("train-to-deploy/nightly", propose=True)  # Nobody has asked about that bundle yet.
+        with committed(served, "timeout_h: 0.01"):
+            night = served.run("train-to-deploy/nightly", propose=True)  # Nobody has asked about that bundle yet.
+            assert "asked for approval" in served.until_state(night)[2]
+            unanswered = newest_run(served, "promote", known)
+            served.until_state(unanswered, "Suspended")
+        other, late = second_candidate(served)
+        assert served.until_state(unanswered)[::2] == ("FAILED", "The flow was paused and never resumed.")
+        known = {run["id"] for run in served.ask("flow_runs/filter", {})}
+        night = served.run("train-to-deploy/nightly", propose=True)
         assert "asked for approval" in served.until_state(night)[2]
         question = newest_run(served, "promote", known)
         served.until_state(question, "Suspended")
@@ -118,8 +127,6 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         again = served.run("train-to-deploy/nightly", propose=True)
         assert served.until_state(again)[:2] == ("COMPLETED", "No change")
         copied.git("checkout", "-q", "params.yaml")
-        other, late = second_candidate(served)
-        unanswered = ask_with(served, other, "timeout_h: 0.01")
         assert not (production / "current").exists()
         someone.open_run(question)
         someone.choose("Resume")
@@ -142,11 +149,10 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         assert served.until_state(late)[:2] == ("FAILED", "Stale")
         assert (production / "current").readlink().name == digest
         reject_promote_and_roll_back(served, production, other, digest)
-        assert served.until_state(unanswered)[::2] == ("FAILED", "The flow was paused and never resumed.")
-        assert (production / "current").readlink().name == digest
         (production / "current").unlink()
-        by_itself = ask_with(served, other, "automatic: true")
-        assert served.until_state(by_itself)[:2] == ("COMPLETED", "Promoted")
+        with committed(served, "automatic: true"):
+            by_itself = served.run("promote/release", digest=other)
+            assert served.until_state(by_itself)[:2] == ("COMPLETED", "Promoted")
         assert (production / "current").readlink().name == other
         log = served.log.read_text()
         assert "Traceback" not in log, log
@@ -163,18 +169,16 @@ def second_candidate(served: Served) -> tuple[str, str]:
     return made.stem, question
 
 
-def ask_with(served: Served, digest: str, setting: str) -> str:
-    """A promotion under another setting of `promote` in the served repository, which is put back; the run."""
+@contextmanager
+def committed(served: Served, setting: str) -> Iterator[None]:
+    """Inside, the last commit of the served repository has another setting of `promote`."""
     params, git = served.workspace.root / "params.yaml", served.workspace.git
-    text = params.read_text()
-    without = text.replace("\n  automatic: false", "")
+    without = params.read_text().replace("\n  automatic: false", "")
     params.write_text(without.replace("\npromote:\n", f"\npromote:\n  {setting}\n"))
     assert params.read_text().count(setting) == 1
     git("commit", "-q", "-m", setting, "--", "params.yaml")
-    run = served.run("promote/release", digest=digest)
-    served.until_state(run, "Suspended", "Promoted")
+    yield
     git("reset", "-q", "--hard", "HEAD~1")
-    return run
 
 
 def reject_promote_and_roll_back(served: Served, production: Path, digest: str, former: str) -> None:

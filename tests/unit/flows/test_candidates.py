@@ -60,7 +60,8 @@ def test_none_or_several_are_refused(home: Path, digest: str, fits: int) -> None
         candidates.find(home, digest)
     assert caught.value.code == Exit.PARAMS
     newest = "00000000cccc, 12345678aaaa, 12345678bbbb"
-    assert caught.value.sentence == f"digest {digest!r} fits {fits} bundles of served runs; the newest: {newest}"
+    said = f"digest {digest!r} fits {fits} bundles of served runs; at least 8 characters of one are needed"
+    assert caught.value.sentence == f"{said}; the newest: {newest}"
 
 
 @pytest.mark.parametrize("digest", [None, "12345678aaaa"])
