@@ -130,7 +130,7 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         assert not (production / "current").exists()
         someone.open_run(question)
         someone.choose("Resume")
-        someone.page.get_by_text("nothing is in production yet").wait_for()
+        someone.page.get_by_role("dialog").get_by_text("nothing is in production yet").wait_for()
         someone.page.get_by_role("switch").last.click()
         someone.fill("Who", "Ada")
         someone.fill("Comment", "looks good")
