@@ -106,17 +106,17 @@ def test_bit_exact_wherever_it_was_stopped(
         assert all(segment["from_step"] <= segment["to_step"] for segment in fitted.lineage), number
 
 
-@pytest.mark.parametrize("number", range(15, 25))
-@pytest.mark.parametrize("settings", [{}, {"save_every_steps": 2}, {"save_every_epochs": 2}], ids=str)
+@pytest.mark.parametrize("number", [13, 14, 16, 17, 19, 24])
+@pytest.mark.parametrize("settings", [{}, {"save_every_epochs": 2}], ids=str)
 def test_killed_at_any_step_after_a_rollback_it_goes_on(
     tmp_path: Path,
     prepared: Prepared,
-    spoilt: Act,
     number: int,
     settings: dict[str, int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Also before the next save, with checkpoints on the disk that are newer than what it went back to."""
+    """Also before the next save: the checkpoint of step 15 is newer than that of 12, to which step 17 goes back."""
+    spoilt = times(NAN, 17, bound(make(tmp_path / "x", prepared), 17))
     unbroken = make(tmp_path / "unbroken", prepared, spoilt, **settings)
     fit(unbroken)
     rate = learning_rate(unbroken.settings, 24)
