@@ -117,9 +117,15 @@ class Served:
             ordered = sorted(found, key=lambda task: task["start_time"] or task["created"])
             return {task["name"]: task["state"] or {} for task in ordered}
 
-        # The server hears of tasks by events, a little later than of the run.
-        until(lambda: all(state.get("type") in FINAL for state in newest().values()), lambda: str(newest()))
-        return {name: (state["name"], state["message"] or "") for name, state in newest().items()}
+        found: dict[str, dict[str, Any]] = {}
+
+        def ended() -> bool:
+            found.clear()
+            found.update(newest())
+            return all(state.get("type") in FINAL for state in found.values())
+
+        until(ended, lambda: str(found))  # The server hears of tasks by events, a little later than of the run.
+        return {name: (state["name"], state["message"] or "") for name, state in found.items()}
 
     def clone(self, run: str) -> Path:
         """The run's clone."""

@@ -110,7 +110,7 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         run = served.run("train-to-deploy/on-demand")
         assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
         assert {state for state, _ in served.tasks(run).values()} == {"Cached"}
-        with committed(served, "timeout_h: 0.01"):
+        with committed(served, {"automatic: false": "timeout_h: 0.01"}):
             night = served.run("train-to-deploy/nightly", propose=True)  # Nobody has asked about that bundle yet.
             assert "asked for approval" in served.until_state(night)[2]
             unanswered = newest_run(served, "promote", known)
@@ -149,11 +149,12 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
         assert served.until_state(late)[:2] == ("FAILED", "Stale")
         assert (production / "current").readlink().name == digest
         reject_promote_and_roll_back(served, production, other, digest)
-        (production / "current").unlink()
-        with committed(served, "automatic: true"):
+        elsewhere = {"automatic: false": "automatic: true", "../shipway-production": "../another-production"}
+        with committed(served, elsewhere):
             by_itself = served.run("promote/release", digest=other)
             assert served.until_state(by_itself)[:2] == ("COMPLETED", "Promoted")
-        assert (production / "current").readlink().name == other
+        assert (production.with_name("another-production") / "current").readlink().name == other
+        assert (production / "current").readlink().name == digest
         log = served.log.read_text()
         assert "Traceback" not in log, log
 
@@ -170,13 +171,14 @@ def second_candidate(served: Served) -> tuple[str, str]:
 
 
 @contextmanager
-def committed(served: Served, setting: str) -> Iterator[None]:
-    """Inside, the last commit of the served repository has another setting of `promote`."""
+def committed(served: Served, changes: dict[str, str]) -> Iterator[None]:
+    """Inside, the last commit of the served repository has other settings."""
     params, git = served.workspace.root / "params.yaml", served.workspace.git
-    without = params.read_text().replace("\n  automatic: false", "")
-    params.write_text(without.replace("\npromote:\n", f"\npromote:\n  {setting}\n"))
-    assert params.read_text().count(setting) == 1
-    git("commit", "-q", "-m", setting, "--", "params.yaml")
+    for old, new in changes.items():
+        text = params.read_text()
+        assert text.count(old) == 1
+        params.write_text(text.replace(old, new))
+    git("commit", "-q", "-m", "other settings", "--", "params.yaml")
     yield
     git("reset", "-q", "--hard", "HEAD~1")
 
