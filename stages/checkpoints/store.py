@@ -1,56 +1,30 @@
 """The store of a training's checkpoints: `.shipway/checkpoints/<stage>/<fingerprint>/<code and libraries>/`.
 
-A checkpoint is `step-<n>.pt` (plain values and tensors, never unpickled code) and, written after it, `step-<n>.json`
-with its SHA-256: without that file it counts as unfinished. The last three are kept, and the best of each.
+The last three are kept, and the best of each.
 """
 
 import fcntl
 import io
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stages.checkpoints import lineage
+from stages.checkpoints import files, lineage
+from stages.checkpoints.files import Saved
 from stages.runtime import state, stopping
-from stages.runtime.exits import BadData, DiskFault, Stopped
-from stages.runtime.files import canonical_json, read_json, sha256_bytes, sha256_file, write_bytes, write_json
+from stages.runtime.exits import DiskFault, Stopped
+from stages.runtime.files import canonical_json, sha256_bytes, write_bytes, write_json
 from stages.runtime.progress import say
 
 KEPT = 3
 """Checkpoints that are kept, beside the best."""
 
-_NAME = re.compile(r"step-([0-9]{9,})\.pt")
-_KEPT_TOO = ("best_step", "anchor_step")
 _POLL_S = 0.2
-_warned: set[str] = set()
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that was read back whole."""
-
-    path: Path
-    step: int
-    payload: dict[str, Any]
-    """`meta` and whatever `save` was given; its tensors are mapped from the file, on the CPU."""
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What the checkpoint says of itself."""
-        return dict(self.payload["meta"])
-
-    @property
-    def anchor_step(self) -> int:
-        """Of the checkpoint to roll back to; this one, where it names none."""
-        anchor = self.meta.get("anchor_step")
-        return self.step if anchor is None else int(anchor)
 
 
 class Store:
@@ -104,7 +78,7 @@ class Store:
     @property
     def finished(self) -> bool:
         """True when the newest good checkpoint of this code and these libraries ended its run."""
-        found = _newest(self.folder)
+        found = files.newest(self.folder)
         return found is not None and found.meta["status"] != "running"
 
     @contextmanager
@@ -127,7 +101,7 @@ class Store:
 
         `fits`: whether what lies beside the checkpoints is as this one left it; else an older one may do.
         """
-        _remove_leftovers(self.folder)
+        files.remove_leftovers(self.folder)
         whole = False
         for found in self.whole():
             if fits(found):
@@ -146,7 +120,7 @@ class Store:
             return None
         say(f"{self.stage}: goes on from {other.path}, although {self._change(other)}; the lineage says so")
         self._adopt(other.path.parent)
-        return _newest(self.folder)
+        return files.newest(self.folder)
 
     def save(
         self,
@@ -183,18 +157,18 @@ class Store:
 
     def load(self, step: int) -> Saved:
         """The checkpoint of this step. Raises `DiskFault` when it is missing or damaged."""
-        found = _read(self.folder / f"step-{step:09d}.pt")
+        found = files.read_whole(self.folder / f"step-{step:09d}.pt")
         if found is None:
             raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; remove the folder and run again")
         return found
 
     def whole(self) -> Iterator[Saved]:
         """All checkpoints of this code that can be gone on from, newest first."""
-        return _all_whole(self.folder)
+        return files.all_whole(self.folder)
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints: the run went back behind them."""
-        for later in _steps(self.folder):
+        for later in files.steps(self.folder):
             if later > step:
                 self._remove(later)
 
@@ -203,11 +177,11 @@ class Store:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _drop(self, newest: int) -> None:
-        seals = {step: _seal(self.folder, step) for step in _steps(self.folder) if step <= newest}
+        seals = {step: files.seal_of(self.folder, step) for step in files.steps(self.folder) if step <= newest}
         last = [step for step, seal in seals.items() if seal.get("due", True)][:KEPT]
         kept = {newest, *last}
-        kept |= {one for step in set(kept) for name in _KEPT_TOO if (one := seals[step].get(name)) is not None}
-        for step in _steps(self.folder):
+        kept |= {one for step in set(kept) for name in files.KEPT_TOO if (one := seals[step].get(name)) is not None}
+        for step in files.steps(self.folder):
             if step not in kept:  # Also later ones, which were refused.
                 self._remove(step)
 
@@ -218,7 +192,7 @@ class Store:
     def _other_code(self) -> Saved | None:
         folders = [path for path in self.shared.iterdir() if path.is_dir() and path != self.folder]
         folders = [path for path in folders if not path.name.startswith(".")]  # A copy that was cut off.
-        found = [saved for folder in folders if (saved := _newest(folder)) is not None]
+        found = [saved for folder in folders if (saved := files.newest(folder)) is not None]
         unfinished = [saved for saved in found if saved.meta["status"] == "running"]
         return max(unfinished, key=lambda saved: saved.path.stat().st_mtime, default=None)
 
@@ -240,94 +214,9 @@ class Store:
         temporary.replace(self.folder)
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: stage, params, data, code, lineage, epoch, step, best score, status.
-
-    Adds `intact`: whether the file's checksum holds (None where the seal beside it is missing). Nothing is unpickled.
-    Raises `BadData` when the file is no checkpoint of Shipway.
-    """
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        meta = dict(payload["meta"])
-    except OSError as error:
-        raise BadData(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises many types for a file that is no checkpoint.
-        raise BadData(f"{path} is no checkpoint of Shipway ({type(error).__name__})") from None
-    seal = path.with_suffix(".json")
-    intact = sha256_file(path) == read_json(seal).get("sha256") if seal.is_file() else None
-    return {**meta, "intact": intact}
-
-
-def _warn(what: str) -> None:
-    """Once in a process: a checkpoint is looked at more than once."""
-    if what not in _warned:
-        _warned.add(what)
-        say(f"warning: {what}")
-
-
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _steps(folder: Path) -> list[int]:
-    """Steps of the checkpoint files, newest first."""
-    named = [found for path in folder.glob("step-*.pt") if path.is_file() and (found := _NAME.fullmatch(path.name))]
-    return sorted((int(found.group(1)) for found in named), reverse=True)
-
-
-def _seal(folder: Path, step: int) -> dict[str, Any]:
-    try:
-        seal = dict(read_json(folder / f"step-{step:09d}.json"))
-    except (OSError, ValueError, TypeError):
-        return {}
-    return seal if all(isinstance(seal.get(name), int | None) for name in _KEPT_TOO) else {}
-
-
-def _newest(folder: Path) -> Saved | None:
-    return next(_all_whole(folder), None)
-
-
-def _all_whole(folder: Path) -> Iterator[Saved]:
-    """The checkpoints that can be gone on from, newest first; the others are told of."""
-    for step in _steps(folder):
-        best_step = _seal(folder, step).get("best_step")
-        if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
-            _warn(f"checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
-            continue
-        found = _read(folder / f"step-{step:09d}.pt")
-        if found is not None:
-            yield found
-
-
-def _is_whole(path: Path) -> bool:
-    """False, with a warning, for a checkpoint that was cut off in the writing, truncated or altered."""
-    seal = path.with_suffix(".json")
-    if not seal.is_file():
-        _warn(f"checkpoint {path} is refused: it was not written to its end")
-        return False
-    expected = _seal(path.parent, int(path.stem.removeprefix("step-"))).get("sha256")
-    if not path.is_file() or sha256_file(path) != expected:
-        _warn(f"checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
-        return False
-    return True
-
-
-def _read(path: Path) -> Saved | None:
-    if not _is_whole(path):
-        return None
-    payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    step, told = int(path.stem.removeprefix("step-")), payload["meta"]
-    if (told["step"], told["fingerprint"]) != (step, path.parent.parent.name):
-        _warn(f"checkpoint {path} is refused: by its own words it is of step {told['step']} of another place")
-        return None
-    return Saved(path, step, payload)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(".step-*.tmp"):  # Cut off by a kill in the middle of a write.
-        say(f"warning: {path} was not written to its end; removed")
-        path.unlink(missing_ok=True)

@@ -13,8 +13,8 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: Sequence[int] = (128
     Takes normalised float (N, C, H, W) or (N, D), gives logits (N, classes). `hidden` are the widths of the layers
     between, `dropout` the share of units that is dropped after each of them. Raises `ValueError`.
     """
-    if any(not isinstance(width, int) or width < 1 for width in hidden):
-        raise ValueError(f"hidden must be a list of whole numbers from 1 up, got {list(hidden)!r}")
+    if not isinstance(hidden, Sequence) or any(not isinstance(width, int) or width < 1 for width in hidden):
+        raise ValueError(f"hidden must be a list of whole numbers from 1 up, got {hidden!r}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must lie in 0 <= dropout < 1, got {dropout!r}")
     widths = [prod(input_shape), *hidden]

@@ -160,7 +160,7 @@ def _belongs(file: Path, folder: Path) -> bool:
 
 
 def _checkpoint(path: Path) -> Description:
-    from stages.checkpoints.store import describe as read_checkpoint  # Loads torch: seconds.
+    from stages.checkpoints.files import describe as read_checkpoint  # Loads torch: seconds.
 
     meta = read_checkpoint(path)
     _check_form(path, meta)

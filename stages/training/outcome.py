@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stages.checkpoints import lineage
-from stages.checkpoints.store import Saved
+from stages.checkpoints.files import Saved
 from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm

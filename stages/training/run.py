@@ -41,6 +41,7 @@ class Run:
     timings: Timings
     saver: Saver
     condition: Condition
+    cadence: Cadence
     best: Best = field(default_factory=Best)
     segments: list[lineage.Segment] = field(default_factory=list)
     epoch: int = 1
@@ -64,6 +65,7 @@ class Run:
             timings=Timings(job.store.folder, job.device),
             saver=Saver(job.store),
             condition=Condition.start(job.settings, job.micro_batch),
+            cadence=Cadence(len(parts.sizes), job.settings.save_every_epochs, job.settings.save_every_steps),
         )
         if saved is not None:
             snapshot.restore(run, saved)
@@ -83,11 +85,6 @@ class Run:
                 f"{self.job.name}: the network's starting weights must be finite, some are NaN or infinite; "
                 "mend its initialisation"
             ) from None
-
-    @property
-    def _cadence(self) -> Cadence:
-        settings = self.job.settings
-        return Cadence(len(self.parts.sizes), settings.save_every_epochs, settings.save_every_steps)
 
     @property
     def goes_on(self) -> bool:
@@ -118,7 +115,7 @@ class Run:
         if looks:
             self.condition.look(self.step)
         if self.window < len(self.parts.sizes):  # The epoch's end is saved after its validation.
-            when = self._cadence.in_epoch(self.window)
+            when = self.cadence.in_epoch(self.window)
             if when is not None:
                 self.save(due=when == "due")
 
@@ -173,7 +170,7 @@ class Run:
         )
         for event in after_epoch(self.condition, self.job.settings, scored.better):
             self._event({**event, "step": self.step, "epoch": self.epoch})
-        when = "due" if improved else self._cadence.at_end(self.epoch)
+        when = "due" if improved else self.cadence.at_end(self.epoch)
         self.epoch, self.window = self.epoch + 1, 0
         if when is not None and self.goes_on:  # The last state is saved by `finish`.
             self.save(due=when == "due")
@@ -198,7 +195,7 @@ class Run:
             anchor_step=self.anchor,
             due=due or status != "running",
             before=self.history.sync,
-            wait=wait or self._cadence.every_step,
+            wait=wait or self.cadence.every_step,
         )
 
     def halve_micro_batch(self, to: int) -> None:

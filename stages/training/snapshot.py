@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoints.store import Saved
+from stages.checkpoints.files import Saved
 from stages.runtime.exits import BadParams
 from stages.training.history import Sums
 from stages.training.outcome import Best

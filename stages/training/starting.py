@@ -1,6 +1,6 @@
 """Which checkpoint a training goes on from."""
 
-from stages.checkpoints.store import Saved
+from stages.checkpoints.files import Saved
 from stages.runtime.progress import say
 from stages.training.history import AlteredHistory, require_intact
 from stages.training.job import Job
@@ -23,8 +23,8 @@ def starting_point(job: Job) -> Saved | None:
     saved = job.store.latest(fits)
     if job.ranks.size == 1:
         return saved
-    steps = sorted(one.step for one in job.store.whole() if fits(one))
-    step = job.ranks.least(steps[-1] if steps else -1)
+    steps = [] if saved is None else [one.step for one in job.store.whole() if one.step <= saved.step and fits(one)]
+    step = job.ranks.least(steps[0] if steps else -1)
     while job.ranks.any(step >= 0 and step not in steps)[0]:
         step = job.ranks.least(max((one for one in steps if one < step), default=-1))
     return job.store.load(step) if step >= 0 else None

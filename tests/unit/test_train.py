@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.checkpoints.store import describe
+from stages.checkpoints.files import describe
 from stages.config.editing import edit
 from stages.models import store
 from tests.conftest import Workspace, make_workspace

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from stages.checkpoints.store import Store, describe
+from stages.checkpoints.files import describe
+from stages.checkpoints.store import Store
 from stages.runtime.exits import BadData, DiskFault
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stages.config.model import Model
-from stages.models.registry import batch_shape, build
+from stages.models.registry import batch_shape, build, look_up
 from stages.runtime.exits import BadParams
 
 HERE = "tests.unit.models.factories"
@@ -61,6 +61,7 @@ def test_build_depends_on_the_seed_alone_and_the_trial_leaves_no_trace() -> None
         (Model(name="mlp", kwargs={"hiden": [3]}), (6,), "did you mean 'hidden'\\? allowed: dropout, hidden"),
         (Model(name="mlp", kwargs={"classes": 3}), (6,), "takes no argument 'classes'"),
         (Model(name="mlp", kwargs={"hidden": "wide"}), (6,), "hidden must be a list"),
+        (Model(name="mlp", kwargs={"hidden": 5}), (6,), "hidden must be a list .*, got 5"),
         (Model(name="mlp", kwargs={"dropout": 1.5}), (6,), "dropout must lie in"),
         (Model(name="resnet_cifar", kwargs={"depth": 9}), (8, 8, 1), "depth must be 6n \\+ 2"),
         (Model(name="resnet_cifar", kwargs={"width": "w"}), (8, 8, 1), "width must be"),
@@ -88,3 +89,16 @@ def test_mistakes_are_one_sentence(model: Model, shape: tuple[int, ...], said: s
     with pytest.raises(BadParams, match=said) as caught:
         build(model, shape, 3)
     assert "\n" not in caught.value.sentence
+
+
+@pytest.mark.parametrize("kwargs", [{"hidden": [0]}, {"hidden": 5}, {"dropout": 2}])
+def test_the_arguments_of_a_known_family_are_looked_at_without_data(kwargs: dict[str, object]) -> None:
+    with pytest.raises(BadParams, match="cannot be built"):
+        look_up(Model(name="mlp", kwargs=kwargs))
+
+
+def test_looking_up_draws_no_random_number_and_calls_no_factory_of_the_user_s() -> None:
+    state = torch.get_rng_state()
+    look_up(Model(name="resnet_cifar"))
+    look_up(Model(name=f"{HERE}:raises"))
+    assert torch.equal(torch.get_rng_state(), state)

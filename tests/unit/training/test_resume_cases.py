@@ -10,7 +10,8 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.checkpoints.store import Saved, Store
+from stages.checkpoints.files import Saved
+from stages.checkpoints.store import Store
 from stages.config.augment import Augment
 from stages.data import prepared as prepared_module
 from stages.data.loaders import LoaderSettings

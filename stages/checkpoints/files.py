@@ -1,0 +1,133 @@
+"""The files of a store of checkpoints, read back.
+
+A checkpoint is `step-<n>.pt` (plain values and tensors, never unpickled code) and, written after it, `step-<n>.json`
+with its SHA-256: without that file it counts as unfinished.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.runtime.exits import BadData
+from stages.runtime.files import read_json, sha256_file
+from stages.runtime.progress import say
+
+KEPT_TOO = ("best_step", "anchor_step")
+"""What a checkpoint names that is kept with it."""
+
+_NAME = re.compile(r"step-([0-9]{9,})\.pt")
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read back whole."""
+
+    path: Path
+    step: int
+    payload: dict[str, Any]
+    """`meta` and whatever `save` was given; its tensors are mapped from the file, on the CPU."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the checkpoint says of itself."""
+        return dict(self.payload["meta"])
+
+    @property
+    def anchor_step(self) -> int:
+        """Of the checkpoint to roll back to; this one, where it names none."""
+        anchor = self.meta.get("anchor_step")
+        return self.step if anchor is None else int(anchor)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: stage, params, data, code, lineage, epoch, step, best score, status.
+
+    Adds `intact`: whether the file's checksum holds (None where the seal beside it is missing). Nothing is unpickled.
+    Raises `BadData` when the file is no checkpoint of Shipway.
+    """
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        meta = dict(payload["meta"])
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises many types for a file that is no checkpoint.
+        raise BadData(f"{path} is no checkpoint of Shipway ({type(error).__name__})") from None
+    seal = path.with_suffix(".json")
+    intact = sha256_file(path) == read_json(seal).get("sha256") if seal.is_file() else None
+    return {**meta, "intact": intact}
+
+
+def _warn(what: str) -> None:
+    """Once in a process: a checkpoint is looked at more than once."""
+    if what not in _warned:
+        _warned.add(what)
+        say(f"warning: {what}")
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps of the checkpoint files, newest first."""
+    named = [found for path in folder.glob("step-*.pt") if path.is_file() and (found := _NAME.fullmatch(path.name))]
+    return sorted((int(found.group(1)) for found in named), reverse=True)
+
+
+def seal_of(folder: Path, step: int) -> dict[str, Any]:
+    """What was written beside a checkpoint: its checksum and what is kept with it; empty where that cannot be read."""
+    try:
+        seal = dict(read_json(folder / f"step-{step:09d}.json"))
+    except (OSError, ValueError, TypeError):
+        return {}
+    return seal if all(isinstance(seal.get(name), int | None) for name in KEPT_TOO) else {}
+
+
+def newest(folder: Path) -> Saved | None:
+    """The newest checkpoint that can be gone on from."""
+    return next(all_whole(folder), None)
+
+
+def all_whole(folder: Path) -> Iterator[Saved]:
+    """The checkpoints that can be gone on from, newest first; the others are told of."""
+    for step in steps(folder):
+        best_step = seal_of(folder, step).get("best_step")
+        if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
+            _warn(f"checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
+            continue
+        found = read_whole(folder / f"step-{step:09d}.pt")
+        if found is not None:
+            yield found
+
+
+def _is_whole(path: Path) -> bool:
+    """False, with a warning, for a checkpoint that was cut off in the writing, truncated or altered."""
+    seal = path.with_suffix(".json")
+    if not seal.is_file():
+        _warn(f"checkpoint {path} is refused: it was not written to its end")
+        return False
+    expected = seal_of(path.parent, int(path.stem.removeprefix("step-"))).get("sha256")
+    if not path.is_file() or sha256_file(path) != expected:
+        _warn(f"checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
+        return False
+    return True
+
+
+def read_whole(path: Path) -> Saved | None:
+    """The checkpoint of this file; None, with a warning, where it is damaged or of another place."""
+    if not _is_whole(path):
+        return None
+    payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    step, told = int(path.stem.removeprefix("step-")), payload["meta"]
+    if (told["step"], told["fingerprint"]) != (step, path.parent.parent.name):
+        _warn(f"checkpoint {path} is refused: by its own words it is of step {told['step']} of another place")
+        return None
+    return Saved(path, step, payload)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a kill left half-written, with a warning."""
+    for path in folder.glob(".step-*.tmp"):
+        say(f"warning: {path} was not written to its end; removed")
+        path.unlink(missing_ok=True)
