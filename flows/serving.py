@@ -21,6 +21,9 @@ _WHERE = STATE / "serving.json"
 _SAVE_LIMIT_S = 40.0
 """For the supervisor of a run's stage, which ends inside 30 s."""
 
+_GRACE_S = 5.0
+"""For a run that is between two stages, to put its result on a branch."""
+
 
 def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
     """Serves until it is stopped (Ctrl-C, SIGTERM); then every run has saved and ended. Raises `Refused`."""
@@ -58,14 +61,23 @@ def _give_up(tree: Path, say: Callable[[str], None]) -> Callable[[str], None]:
     def give_up(why: str) -> None:
         say(f"{why}; stopping: runs save, and go on by `shipway resume` once this is served again")
         runs = psutil.Process().children()
+        below = [process for run in runs for process in _below(run)]
         for run in runs:
             run.terminate()
-        for run in psutil.wait_procs(runs, timeout=_SAVE_LIMIT_S)[1]:
+        psutil.wait_procs(below, timeout=_SAVE_LIMIT_S)
+        for run in psutil.wait_procs(runs, timeout=_GRACE_S)[1]:
             run.kill()  # It has saved, and asks a server that is not there.
         (tree / _WHERE).unlink(missing_ok=True)
         os._exit(Exit.STOPPED)
 
     return give_up
+
+
+def _below(run: psutil.Process) -> list[psutil.Process]:
+    try:
+        return run.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

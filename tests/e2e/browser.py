@@ -19,14 +19,16 @@ _FLAGS = (
     "--disable-sync",
 )
 _TIMEOUT_MS = 120_000.0
+_PRESSES, _PATIENCE_MS = 8, 15_000.0
 
 
 class Person:
     """What a person does in Prefect's UI."""
 
     def __init__(self, page: object, base: str, pictures: Path) -> None:
-        from playwright.sync_api import Page
+        from playwright.sync_api import Error, Page
 
+        self._error = Error
         assert isinstance(page, Page)
         self.page = page
         self.base = base
@@ -58,6 +60,18 @@ class Person:
     def submit(self) -> None:
         """Presses Submit."""
         self.page.get_by_role("button", name="Submit").click()
+
+    def submit_until_taken(self) -> None:
+        """Presses Submit until the form is gone: it looks at what was typed a moment later, and refuses until then."""
+        button = self.page.get_by_role("button", name="Submit")
+        for left in reversed(range(_PRESSES)):
+            button.click()
+            try:
+                button.wait_for(state="detached", timeout=_PATIENCE_MS)
+                return
+            except self._error:
+                if not left:
+                    raise
 
     def open_run(self, run: str) -> None:
         """Opens a run's page."""
