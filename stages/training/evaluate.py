@@ -41,12 +41,13 @@ def evaluate(
     batch_size: int = BATCH_SIZE,
     loader: LoaderSettings | None = None,
     around: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+    stoppable: bool = True,
 ) -> Evaluation:
     """Runs the split through the network in evaluation mode, on the device where it lies; the mode is put back.
 
     `around(samples)` is entered around each forward pass, of the network alone.
 
-    Inside `stopping.polled()` a requested stop raises `StopRequested` between two batches.
+    Inside `stopping.polled()` a requested stop raises `StopRequested` between two batches, if it is `stoppable`.
     """
     classes = len(prepared.info.classes)
     anchor = next(module.parameters(), torch.zeros(()))
@@ -63,7 +64,7 @@ def evaluate(
                 losses.append(F.cross_entropy(logits, labels, reduction="sum"))
                 cells = labels * classes + logits.argmax(dim=1)
                 confusion += torch.bincount(cells, minlength=classes * classes)
-                if stopping.requested():
+                if stoppable and stopping.requested():
                     raise stopping.StopRequested
     finally:
         module.train(was_training)

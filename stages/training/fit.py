@@ -23,6 +23,7 @@ from stages.training.job import Fitted, Job, Loss, cross_entropy
 from stages.training.memory import is_out_of_memory
 from stages.training.outcome import Scored, reuse
 from stages.training.run import Run
+from stages.training.starting import require_same
 from stages.training.windows import micro_sizes
 
 __all__ = ["Evaluation", "Fitted", "Job", "Loss", "fit"]
@@ -39,6 +40,7 @@ def fit(job: Job) -> Fitted:
     job.module.to(job.device)
     job.preprocess.to(job.device)
     if job.ranks.size > 1:
+        require_same(job)
         job.store = job.store.of_rank(job.ranks.rank, job.ranks.size)
     with job.store.locked():
         return reuse(job) or _train(job)
@@ -182,11 +184,16 @@ def _take_less_at_a_time(job: Job, run: Run) -> None:
 
 
 def _validate(job: Job, run: Run) -> Scored:
-    """Of the weights and of their average. Where memory runs out, again with less at a time."""
+    """Of the weights and of their average. Where memory runs out, again with less at a time.
+
+    Several ranks see a stop after it, all of them: else one would save, and wait for those that go on.
+    """
     scored = _scored(job, run)
     while job.ranks.any(scored is None)[0] or scored is None:
         _take_less_at_a_time(job, run)
         scored = _scored(job, run)
+    if job.ranks.size > 1 and job.ranks.any(stopping.requested())[0]:
+        raise stopping.StopRequested
     return scored
 
 
@@ -201,6 +208,7 @@ def _scored(job: Job, run: Run) -> Scored | None:
         batch_size=run.condition.micro_batch,
         loader=job.loader,
         around=partial(_blaming_network, job),
+        stoppable=job.ranks.size == 1,
     )
     average = run.parts.average
     try:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.runtime.files import read_json, write_bytes, write_json
+from stages.runtime.files import read_json, sha256_bytes, write_bytes, write_json
 from stages.training.layers import LayerNorms
 from stages.training.ranks import Ranks
 
@@ -111,6 +111,7 @@ class History:
         self._layer_names = list(layer_names)
         self._pending: list[Step] = []
         self._written = {name: (0, hashlib.sha256()) for name in GROWING}
+        self._sealed: Position = {}
 
     def step(self, step: Step) -> None:
         """Takes a step."""
@@ -176,7 +177,7 @@ class History:
 
     def position(self) -> Position:
         """Length in bytes and SHA-256 of each file, for the checkpoint; durable after `sync`."""
-        return {name: (size, sha.hexdigest()) for name, (size, sha) in self._written.items()}
+        return {name: (size, sha.hexdigest()) for name, (size, sha) in self._written.items()} | self._sealed
 
     def sync(self) -> None:
         """Makes what is written durable."""
@@ -203,6 +204,8 @@ class History:
     def seal(self, meta: Row) -> None:
         """Writes meta.json: the history is complete, `copy_published` may take it."""
         write_json(self.folder / META, meta)
+        content = (self.folder / META).read_bytes()
+        self._sealed = {META: (len(content), sha256_bytes(content))}
 
     def _layer_row(self, step: Step) -> Row:
         norms = step.layers
@@ -238,11 +241,12 @@ def _row(step: Step, loss: float, norm: float) -> Row:
     return {**row, "grad_norm": number(norm), "clipped": clipped, "skipped": step.skipped}
 
 
-def require_intact(folder: Path, position: Position) -> None:
-    """Raises `AlteredHistory` unless each file begins with what a checkpoint's `position` says."""
+def require_intact(folder: Path, position: Position, *, ended: bool = False) -> None:
+    """Raises `AlteredHistory` unless each file begins with what a checkpoint's `position` says; `ended`: is it."""
     for name, (size, expected) in position.items():
         path = folder / name
-        found = path.read_bytes()[:size] if path.is_file() else b""
+        found = path.read_bytes() if path.is_file() else b""
+        found = found if ended else found[:size]
         if len(found) != size or hashlib.sha256(found).hexdigest() != expected:
             raise AlteredHistory(path)
 

@@ -13,7 +13,7 @@ from stages.data.loaders import batches, epoch_order
 from stages.runtime.progress import say
 from stages.training import batchnorm
 from stages.training.evaluate import Evaluation, evaluate, macro_f1
-from stages.training.history import AlteredHistory, Row, Sums, copy_published, number, read_meta, require_intact
+from stages.training.history import AlteredHistory, Row, Sums, copy_published, number, require_intact
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
 from stages.training.recovery import Condition
@@ -125,9 +125,8 @@ def reuse(job: Job) -> Fitted | None:
 def _published(job: Job, saved: Saved) -> bool:
     """Whether the history of a run that ended is as it was written."""
     try:
-        require_intact(job.store.history, saved.payload["progress"]["position"])
-        read_meta(job.store.history)
-    except (AlteredHistory, OSError, ValueError) as error:
+        require_intact(job.store.history, saved.payload["progress"]["position"], ended=True)
+    except AlteredHistory as error:
         say(f"warning: {job.name}: ended before, but is trained again: {error}")
         return False
     return True

@@ -73,6 +73,11 @@ class Ranks:
         self._exchange(partial(dist.all_reduce, given, op=dist.ReduceOp.MIN))
         return int(given)
 
+    def alike(self, digest: str) -> bool:
+        """Whether every rank has this hexadecimal digest."""
+        value = int(digest[:15], 16)
+        return self.least(value) == -self.least(-value)
+
     def _by_type(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         if self.size == 1:
             return

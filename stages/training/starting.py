@@ -1,9 +1,28 @@
 """Which checkpoint a training goes on from."""
 
 from stages.checkpoints.files import Saved
+from stages.checkpoints.fingerprint import module_hash
+from stages.runtime.exits import BadParams
+from stages.runtime.files import canonical_json, sha256_bytes
 from stages.runtime.progress import say
 from stages.training.history import AlteredHistory, require_intact
 from stages.training.job import Job
+
+
+def require_same(job: Job) -> None:
+    """Raises `BadParams`, on all ranks, where they were not given the same training."""
+    told = {
+        "settings": job.settings.model_dump(mode="json"),
+        "seed": job.seed,
+        "data": job.prepared.info.hash,
+        "module": module_hash(job.module),
+        "training": [job.store.fingerprint, job.store.code],
+    }
+    if not job.ranks.alike(sha256_bytes(canonical_json(told).encode())):
+        raise BadParams(
+            f"{job.name}: all processes of a training must be given the same settings, seed, data, code and starting "
+            f"weights, some of the {job.ranks.size} differ; start them with the same arguments and files"
+        )
 
 
 def starting_point(job: Job) -> Saved | None:

@@ -1,11 +1,14 @@
 """One rank of a training of several: `python -m tests.unit.training.ranked FOLDER RANK SIZE KIND`.
 
-KIND: `plain`; `short`: rank 1 has no memory for more than three samples; `hangs`: rank 1 stops answering in step 3.
+KIND: `plain`; `short`: rank 1 has no memory for more than three samples; `hangs`: rank 1 stops answering in step 3;
+`stopped`: rank 0 is asked to stop in its first validation; `differs`: rank 1 has another learning rate.
 Ends as a stage does (0; 75 when stopped, or when another rank is gone).
 """
 
 import datetime
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,6 +41,20 @@ class Short(nn.Module):
         return self.inner(rows)
 
 
+class AskedToStop(nn.Module):
+    """Is asked to stop on rank 0 as soon as it is evaluated."""
+
+    def __init__(self, inner: nn.Module, rank: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.rank = rank
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.training and self.rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.inner(rows)
+
+
 def network() -> nn.Module:
     """Without BatchNorm and dropout: samples do not meet, so ranks change nothing but rounding."""
     seeds.apply(0, 1)
@@ -61,16 +78,17 @@ def main(folder: Path, rank: int, size: int, kind: str) -> None:
             time.sleep(0.05)
         return F.cross_entropy(logits, labels)
 
-    module = Short(network(), rank) if kind == "short" else network()
+    around = {"short": Short, "stopped": AskedToStop}.get(kind)
+    module = network() if around is None else around(network(), rank)
     job = toy.job(folder, Prepared.open(folder / "data"), module, loss=loss, history=folder / f"history-{rank}")
+    if kind == "differs" and rank == 1:
+        job.settings = job.settings.model_copy(update={"lr": 0.5})
     try:
         fitted = fit(job)
     except StageError as error:
         print(error.sentence, flush=True)
         sys.stdout.flush()
         # Not sys.exit: a group whose other member is gone would be waited for at the interpreter's end.
-        import os
-
         os._exit(int(error.code))
     done = {**toy.result(job), "micro_batch": fitted.micro_batch, "accuracy": fitted.val.accuracy}
     (folder / f"result-{rank}.json").write_text(json.dumps(done))

@@ -30,6 +30,12 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "the folder removed": shutil.rmtree,
 }
 
+SEALED: dict[str, Callable[[Path], object]] = {
+    "a row added": lambda history: (history / "steps.jsonl").write_text((history / "steps.jsonl").read_text() + "{}\n"),
+    "meta.json removed": lambda history: (history / "meta.json").unlink(),
+    "meta.json altered": lambda history: (history / "meta.json").write_text("[]"),
+}
+
 
 def job(folder: Path, prepared: Prepared, *acts: Callable[..., float]) -> Job:
     return toy.job(folder, prepared, loss=loss_that(*acts), store=Store("toy", folder.name, "c"))
@@ -55,14 +61,14 @@ def test_an_unfinished_one_goes_on_from_where_it_is_whole(
     assert toy.result(again) == toy.result(whole)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, "meta.json removed"])
+@pytest.mark.parametrize("damage", [*DAMAGE, *SEALED])
 def test_a_finished_one_is_trained_again(
     tmp_path: Path, prepared: Prepared, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = job(tmp_path / "a", prepared)
     fit(first)
     expected = toy.result(first)
-    DAMAGE.get(damage, lambda history: (history / "meta.json").unlink())(first.store.history)
+    {**DAMAGE, **SEALED}[damage](first.store.history)
     again = job(tmp_path / "a", prepared)
     assert not fit(again).reused
     assert "is trained again" in capsys.readouterr().out

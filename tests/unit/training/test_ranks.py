@@ -15,6 +15,7 @@ import torch
 from stages.data.prepared import Prepared
 from stages.training.fit import fit
 from stages.training.ranks import Ranks
+from stages.training.windows import window_sizes
 from tests.conftest import ROOT
 from tests.unit.training import ranked, toy
 
@@ -115,6 +116,21 @@ def without_the_newest_in_common(state: Path) -> None:
     for suffix in (".json", ".pt"):
         first[newest].with_suffix(suffix).unlink()
     assert first.keys() & second.keys() > {newest}
+
+
+def test_a_stop_in_the_validation_of_one_rank_saves_both(tmp_path: Path, prepared: Prepared) -> None:
+    assert prepared.folder == tmp_path / "data"
+    codes, said = ended(start(tmp_path, "stopped"))
+    assert codes == [75, 75], said
+    steps = len(window_sizes(len(prepared.indices("train")), 8))
+    assert all(f"stopped on request after step {steps} of" in one for one in said), said
+
+
+def test_ranks_that_were_given_different_trainings_are_refused(tmp_path: Path, prepared: Prepared) -> None:
+    assert prepared.folder == tmp_path / "data"
+    codes, said = ended(start(tmp_path, "differs"))
+    assert codes == [64, 64], said
+    assert all("must be given the same settings, seed, data, code and starting weights" in one for one in said)
 
 
 def test_a_rank_that_hangs_is_waited_for_until_the_deadline(tmp_path: Path, prepared: Prepared) -> None:
