@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import cast
 
 from prefect import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import DeploymentStatus, StateType
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
@@ -19,9 +20,17 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.callables import ParameterSchema
 
 from flows import automations
+from flows.ends import Refused
 from flows.promote import promote
 from flows.train_to_deploy import train_to_deploy
+from stages.config.exits import Exit
 from stages.config.loading import PARAMS_FILE, load
+
+_OF = "repository "
+"""A tag of the deployments: whose they are."""
+
+RUNS_AT_ONCE = 32
+"""Processes: one run works, others wait their turn in one and say so; an approval needs one at any time."""
 
 FLOWS = (train_to_deploy.name, promote.name)
 
@@ -45,7 +54,12 @@ def deployments(tree: Path) -> list[RunnerDeployment]:
             "release", description="Puts one bundle into production, after approval.", entrypoint_type=by_module
         ),
     )
-    return [_closed(cast(RunnerDeployment, one)) for one in made]
+    return [_closed(_tagged(cast(RunnerDeployment, one), tree)) for one in made]
+
+
+def _tagged(deployment: RunnerDeployment, tree: Path) -> RunnerDeployment:
+    deployment.tags = [*deployment.tags, _tag(tree)]
+    return deployment
 
 
 class _Closed(ParameterSchema):
@@ -65,14 +79,37 @@ def serve_all(tree: Path, *, own_server: bool, say: Callable[[str], None]) -> No
     os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(automations.HEARTBEAT_S)
     if own_server:
         _end_lost_runs(say)
-    automations.set_up()
     wanted = deployments(tree)
-    runner = Runner(pause_on_shutdown=False)
+    if not own_server:
+        _require_free(tree, wanted)
+    automations.set_up()
+    runner = Runner(pause_on_shutdown=False, limit=RUNS_AT_ONCE)
     for one in wanted:
         runner.add_deployment(one)
     say(f"serving {', '.join(f'{one.flow_name}/{one.name}' for one in wanted)} (Ctrl-C stops)")
     with suppress(KeyboardInterrupt, TerminationSignal):
         asyncio.run(runner.start())
+
+
+def _require_free(tree: Path, wanted: list[RunnerDeployment]) -> None:
+    """Raises `Refused` where another repository is served on this server: its runs would be made by either of them."""
+    with get_client(sync_client=True) as client:
+        for one in wanted:
+            try:
+                found = client.read_deployment_by_name(f"{one.flow_name}/{one.name}")
+            except ObjectNotFound:
+                continue
+            others = [tag for tag in found.tags if tag.startswith(_OF) and tag != _tag(tree)]
+            if others and found.status == DeploymentStatus.READY:
+                raise Refused(
+                    Exit.PARAMS,
+                    f"this Prefect server serves another repository, {others[0].removeprefix(_OF)} (or did until a "
+                    "minute ago); one server takes one: stop that one, or unset PREFECT_API_URL to use one of its own",
+                )
+
+
+def _tag(tree: Path) -> str:
+    return f"{_OF}{socket.gethostname()}:{tree.resolve()}"
 
 
 def _end_lost_runs(say: Callable[[str], None]) -> None:

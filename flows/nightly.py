@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from flows import candidates, comparison, last, production
+from flows import candidates, comparison, dvc, last, production
 from flows.candidates import Candidate
 from flows.clones import Clone
 from flows.ends import Ended
@@ -32,14 +32,14 @@ class Nightly:
     propose: bool
 
 
-def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
+def conclude(clone: Clone, name: str, asked: Nightly, *, whole: bool) -> State[Ended]:
     """Publishes the run's branch, writes its bundle down as a candidate, proposes it where that is wanted.
 
     "No change" when no setting was changed, no stage ran, the bundle is known already, and nothing is to be asked.
-    Raises `Refused`.
+    `whole`: the run was for all stages. Raises `Refused`.
     """
     params, ran = load(clone.root / PARAMS_FILE), sorted(last.read(clone.root))
-    made = _compared(clone, params)
+    made = _compared(clone, params, whole=whole)
     digest = made[comparison.CANDIDATE]["digest"] if made else ""
     candidate = candidates.known(clone.home).get(digest)
     changed = clone.has_commits or bool(ran) or (made is not None and candidate is None)
@@ -61,9 +61,15 @@ def conclude(clone: Clone, name: str, asked: Nightly) -> State[Ended]:
     return done("Completed", "; ".join(said))
 
 
-def _compared(clone: Clone, params: dict[str, Any]) -> comparison.Rows | None:
-    """The bundle and the one in production on this run's test split; None when the run stopped before the bundle."""
+def _compared(clone: Clone, params: dict[str, Any], *, whole: bool) -> comparison.Rows | None:
+    """The bundle and the one in production on this run's test split; None when the run has no bundle of its own.
+
+    After a run for one stage, the bundle may be what an older commit made of other data: it may know that test split.
+    """
     if not (clone.root / comparison.BUNDLE / "manifest.json").is_file():
+        return None
+    if not whole and (stale := dvc.plan(clone.root, get_run_logger().warning).changed):
+        get_run_logger().info("the bundle is no candidate: not up to date: %s", ", ".join(stale))
         return None
     place = production.place(clone.home, params)
     now = production.current(place)

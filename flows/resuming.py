@@ -1,6 +1,5 @@
 """`shipway resume`: the last failed run goes on, as by Retry in the UI."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,19 +13,19 @@ def resume(tree: Path, say: Callable[[str], None]) -> bool:
 
     Raises `Refused` when there is nothing to resume.
     """
-    api = os.environ.get("PREFECT_API_URL") or serving.served_at(tree)
-    if api is None:
+    address = server.given() or serving.served_at(tree)
+    if address is None:
         if all(fields["code"] == 0 for fields in last.read(tree).values()):
             raise Refused(
                 Exit.PARAMS, "nothing to resume: no run failed in this folder, and it is not served (`make serve`)"
             )
         return False
-    with server.client_of(tree, api):
-        _retry_last(api, say)
+    with server.client_of(tree, address):
+        _retry_last(address, say)
     return True
 
 
-def _retry_last(api: str, say: Callable[[str], None]) -> None:
+def _retry_last(address: server.Address, say: Callable[[str], None]) -> None:
     from prefect import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
     from prefect.client.schemas.objects import StateType
@@ -46,4 +45,4 @@ def _retry_last(api: str, say: Callable[[str], None]) -> None:
         (run,) = runs
         client.set_flow_run_state(run.id, AwaitingRetry(message="by `shipway resume`"), force=True)
     state = run.state.name if run.state else "ended"
-    say(f"run {run.name} ({state}) goes on: {api.removesuffix('/api')}/runs/flow-run/{run.id}")
+    say(f"run {run.name} ({state}) goes on: {address.base}/runs/flow-run/{run.id}")

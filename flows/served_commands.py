@@ -30,11 +30,11 @@ def serve(
     A server of its own on 127.0.0.1, or the one that PREFECT_API_URL names. Runs work in clones of their own, at the
     last commit. SHIPWAY_WEBHOOK: an address that failures and questions for approval are sent to.
     """
-    from flows import serving
+    from flows import production, serving
 
     tree = workspace.root()
     workspace.check_writable(tree)
-    load()
+    production.place(tree, load())
     return serving.serve(tree, port, running.say)
 
 

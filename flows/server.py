@@ -163,10 +163,9 @@ def api(
 
     Must be entered before Prefect is imported. `on_lost`: as for `started`, of one of our own.
     """
-    given = os.environ.get("PREFECT_API_URL")
-    if given:
+    address = given()
+    if address is not None:
         require_given()
-        address = Address(given.rstrip("/").removesuffix("/api"))
         with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": address.api}):
             say(f"Prefect: {address.base} (from PREFECT_API_URL)")
             yield address
@@ -178,11 +177,18 @@ def api(
         yield address
 
 
+def given() -> Address | None:
+    """The server of PREFECT_API_URL, with or without `/api` at its end."""
+    url = os.environ.get("PREFECT_API_URL")
+    return Address(url.rstrip("/").removesuffix("/api")) if url else None
+
+
 @contextmanager
-def client_of(tree: Path, api_url: str) -> Iterator[None]:
+def client_of(tree: Path, address: Address) -> Iterator[None]:
     """For a process that talks to a server which is there already; to be entered before Prefect is imported."""
-    _require_answer(api_url)
-    with _environment({**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": api_url, **_no_proxy()}):
+    _require_answer(address)
+    values = {**NO_TELEMETRY, "PREFECT_HOME": str(_home(tree)), "PREFECT_API_URL": address.api, **_no_proxy()}
+    with _environment(values):
         yield
 
 
@@ -194,19 +200,20 @@ def _home(tree: Path) -> Path:
 
 def require_given() -> None:
     """Raises `Refused` where PREFECT_API_URL names a server and none answers."""
-    given = os.environ.get("PREFECT_API_URL")
-    if given:
-        _require_answer(given)
+    address = given()
+    if address is not None:
+        _require_answer(address)
 
 
-def _require_answer(api_url: str) -> None:
-    address, deadline = Address(api_url.rstrip("/").removesuffix("/api")), time.monotonic() + _ANSWER_LIMIT_S
+def _require_answer(address: Address) -> None:
+    deadline = time.monotonic() + _ANSWER_LIMIT_S
     while not address.healthy():
         if time.monotonic() > deadline:
-            if api_url == os.environ.get("PREFECT_API_URL"):
-                where = f"PREFECT_API_URL={api_url}; start it, or unset PREFECT_API_URL to use one of Shipway's own"
+            if address == given():
+                url = os.environ["PREFECT_API_URL"]
+                where = f"PREFECT_API_URL={url}; start it, or unset PREFECT_API_URL to use one of Shipway's own"
             else:
-                where = f"{api_url}, where this repository is served; stop `make serve` and start it again"
+                where = f"{address.api}, where this repository is served; stop `make serve` and start it again"
             raise Refused(Exit.PARAMS, f"no Prefect server answers at {where}")
         time.sleep(_POLL_S)
 

@@ -29,7 +29,7 @@ def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
     """Serves until it is stopped (Ctrl-C, SIGTERM); then every run has saved and ended. Raises `Refused`."""
     if not (tree / ".git").exists():
         raise Refused(Exit.PARAMS, f"served runs need a git repository, {tree} is none; `git init`, then commit")
-    own_server = "PREFECT_API_URL" not in os.environ
+    own_server = server.given() is None
     with _only_one(tree), server.api(tree, say, port=port, on_lost=_give_up(tree, say)) as address:
         from flows import deployments  # Prefect takes seconds to import, and reads its environment then.
 
@@ -50,7 +50,8 @@ def _only_one(tree: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            where = served_at(tree) or "an address that is just being set up or given up"
+            address = served_at(tree)
+            where = address.base if address else "an address that is just being set up or given up"
             raise Refused(Exit.PARAMS, f"this repository is served already, at {where}; stop that one first") from None
         yield
 
@@ -94,11 +95,11 @@ def _plain_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def served_at(tree: Path) -> str | None:
-    """The API's address where this repository is served, or None."""
+def served_at(tree: Path) -> server.Address | None:
+    """The server where this repository is served, or None."""
     try:
         told = json.loads((tree / _WHERE).read_text("utf-8"))
         os.kill(int(told["process"]), 0)
     except (OSError, ValueError, KeyError):
         return None
-    return str(told["api"])
+    return server.Address(str(told["api"]).removesuffix("/api"))

@@ -21,14 +21,14 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Completed, Running
 
-from flows import cache, clones, dvc, last, nightly, parent, showing, states, workspace
+from flows import cache, clones, dvc, last, nightly, parent, production, showing, states, workspace
 from flows.ends import Ended, Refused, RunFailed, StopAsked
 from flows.form import Overrides, StageName
 from flows.looking import look
 from flows.states import failed
 from stages.config.editing import changes_in, edit
 from stages.config.exits import Exit
-from stages.config.loading import PARAMS_FILE, ParamsError
+from stages.config.loading import PARAMS_FILE, ParamsError, load
 
 _DVC_HINTS = (
     "To track the changes with git",
@@ -170,6 +170,7 @@ def _served(
         logger.info("params.yaml: %s: %s -> %s", dotted, old, new)
     if changed:
         clone.commit(f"{name}: {', '.join(f'{dotted} {old} -> {new}' for dotted, (old, new) in changed.items())}")
+    production.place(home, load(clone.root / PARAMS_FILE))  # Refused now, not when all stages are done.
     cache.bring_in(clone.root, logger.info)
     if afterwards.update_data:
         dvc.update(clone.root, logger.info)
@@ -182,7 +183,7 @@ def _served(
     if not state.is_completed():
         logger.warning("its clone is kept for a retry: %s", clone.root)
         return state
-    return nightly.conclude(clone, name, afterwards)
+    return nightly.conclude(clone, name, afterwards, whole=wanted.stage is None)
 
 
 def _run_stages(plan: dvc.Plan, tree: Path, wanted: Wanted) -> State[Ended]:

@@ -121,5 +121,6 @@ def _take(descriptor: int, say: Callable[[str], None], limit_s: float) -> None:
             )
         if time.monotonic() - said >= _SAY_EVERY_S:
             said = time.monotonic()
-            say(f"another run (process {holder}) works in this folder; waiting for it to end (Ctrl-C to leave)")
+            how = "to leave: Ctrl-C, or Cancel in the UI"
+            say(f"another run (process {holder}) works in this folder; waiting for it to end ({how})")
         time.sleep(_LOOK_S)

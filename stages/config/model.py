@@ -14,4 +14,5 @@ class Model(Section):
     """A name from the registry (`mlp`, `resnet_cifar`, your own), or `package.module:factory`."""
 
     kwargs: Kwargs = {}
-    """Keyword arguments for the family or the factory, for example `{depth: 14, width: 32}`."""
+    """Keyword arguments for the family or the factory, for example `{depth: 14, width: 32}`: all of them, those that
+    are left out take the factory's own defaults."""

@@ -154,8 +154,18 @@ def test_an_approval_puts_one_bundle_into_production_and_rollback_takes_it_back(
             assert served.until_state(by_itself)[:2] == ("COMPLETED", "Promoted")
         assert (production.with_name("another-production") / "current").readlink().name == other
         assert (production / "current").readlink().name == digest
+        a_part_of_the_stages_makes_no_candidate(served)
         log = served.log.read_text()
         assert "Traceback" not in log, log
+
+
+def a_part_of_the_stages_makes_no_candidate(served: Served) -> None:
+    """Its bundle is an older commit's, which was trained on what is now in the test split."""
+    known = set((served.workspace.root / ".shipway/candidates").glob("*.json"))
+    run = served.run("train-to-deploy/on-demand", stage="prepare_data", overrides={"seed": 7})
+    assert served.until_state(run)[:2] == ("COMPLETED", "Completed")
+    assert "candidate" not in served.state(run)[2]
+    assert set((served.workspace.root / ".shipway/candidates").glob("*.json")) == known
 
 
 def second_candidate(served: Served) -> tuple[str, str]:

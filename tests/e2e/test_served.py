@@ -1,6 +1,7 @@
 """Served runs by the API on a small pipeline: real server, real `shipway serve`, real signals, real DVC."""
 
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -97,6 +98,15 @@ def test_silent_runs_are_watched_and_nobody_is_told_without_a_webhook(served: Se
     assert [(one["type"], one["state"]) for one in found["actions"]] == [("change-flow-run-state", "CRASHED")]
 
 
+def test_another_repository_on_the_same_server_is_refused(served: Served, tmp_path: Path) -> None:
+    """Else either of them would make the other one's runs."""
+    shutil.copytree(served.workspace.root, tmp_path / "other", ignore=shutil.ignore_patterns(".shipway", "cache"))
+    other = Workspace(tmp_path / "other", served.workspace.env)
+    done = other.shipway("serve", check=False, PREFECT_API_URL=served.address.api)
+    assert done.returncode == 64, done.stdout
+    assert f"serves another repository, {socket.gethostname()}:{served.workspace.root.resolve()}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
@@ -115,10 +125,12 @@ def test_a_bad_value_is_refused_before_anything_runs(served: Served, parameters:
 
 def test_what_the_form_cannot_see_is_refused_before_the_first_task(served: Served) -> None:
     run = served.run("train-to-deploy/on-demand", overrides={"train": {"momentum": 0.9}})
-    kind, name, message = served.until_state(run)
-    assert (kind, name) == ("FAILED", "Bad parameters")
-    assert "momentum belongs to optimizer" in message
-    assert served.tasks(run) == {}
+    inside = served.run("train-to-deploy/on-demand", overrides={"paths": {"production": "inside"}})
+    for one, words in ((run, "momentum belongs to optimizer"), (inside, "must lie outside the repository")):
+        kind, name, message = served.until_state(one)
+        assert (kind, name) == ("FAILED", "Bad parameters")
+        assert words in message
+        assert served.tasks(one) == {}
 
 
 def test_a_second_run_waits_visibly_and_cancel_saves_and_leaves_no_process(served: Served) -> None:
@@ -199,7 +211,7 @@ def test_kill_9_of_the_runs_process_and_retry(served: Served, tmp_path: Path) ->
     (served.clone(run) / "saved.txt").unlink()
     (served.clone(run) / "sleeping.pid").unlink()
     end(served, "")
-    said = served.workspace.shipway("resume", PREFECT_API_URL=served.address.api).stdout
+    said = served.workspace.shipway("resume", PREFECT_API_URL=served.address.base).stdout
     assert "(Crashed) goes on" in said
     served.until_state(run, "Completed")
     assert served.tasks(run)["third"][0] == "Completed"
