@@ -16,10 +16,8 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from pydantic import SecretStr
 
+from flows.serving import WEBHOOK_VARIABLE
 from flows.states import NAMES
-
-WEBHOOK_VARIABLE = "SHIPWAY_WEBHOOK"
-"""Environment variable with the address that failures, failed gates and questions for approval are sent to."""
 
 HEARTBEAT_S = 30
 _SILENT_S = 100

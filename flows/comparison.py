@@ -31,6 +31,10 @@ def compare(tree: Path, production: Path | None) -> Rows:
     if code:
         raise Refused(Exit(code), f"the bundles cannot be compared: `stages.deployment compare` ended with {code}")
     found: Rows = json.loads(printed)
+    if found[CANDIDATE]["digest"] is None:
+        raise Refused(Exit.DATA, f"the candidate cannot be compared: {found[CANDIDATE]['why']}")
+    if production is not None:
+        found[PRODUCTION]["digest"] = production.name  # Also of a damaged one: a better one may take its place.
     return found
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from flows.workspace import STATE
 
+_UNFINISHED = STATE / "unfinished"
+
 
 def read(tree: Path) -> dict[str, dict[str, Any]]:
     """By stage: `code`, `sentence`, `evidence`, `seconds`. What is no such file is left out."""
@@ -29,6 +31,23 @@ def clear(tree: Path) -> None:
     """Before a run: nothing of a former one may speak for it."""
     for path in (tree / STATE / "last").glob("*.json"):
         path.unlink(missing_ok=True)
+
+
+def begin(tree: Path) -> None:
+    """A run in this folder begins; until `end`, it is one to go on with, whatever kills it."""
+    clear(tree)
+    (tree / STATE).mkdir(exist_ok=True)
+    (tree / _UNFINISHED).touch()
+
+
+def end(tree: Path) -> None:
+    """It is done."""
+    (tree / _UNFINISHED).unlink(missing_ok=True)
+
+
+def unfinished(tree: Path) -> bool:
+    """Whether the last run in this folder did not end well."""
+    return (tree / _UNFINISHED).exists() or any(fields["code"] != 0 for fields in read(tree).values())
 
 
 def clear_failures(tree: Path) -> None:

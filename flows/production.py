@@ -18,6 +18,7 @@ from stages.config.exits import Exit
 
 CURRENT, AUDIT = "current", "audit.jsonl"
 _LOCK = ".lock"
+_SHORTEST = 8
 _DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -65,7 +66,13 @@ def audit(production: Path) -> list[dict[str, Any]]:
     """The lines of the audit, oldest first. One that was cut off in the writing has not happened."""
     path = production / AUDIT
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n") if path.is_file() else ("", "", "")
-    return [json.loads(line) for line in whole.splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            found += [dict(json.loads(line))] if line.strip() else []
+        except (ValueError, TypeError):
+            raise Refused(Exit.DISK, f"{path}: line {number} is damaged; mend it, or take it out") from None
+    return found
 
 
 @contextmanager
@@ -74,6 +81,7 @@ def locked(production: Path) -> Iterator[None]:
     production.mkdir(parents=True, exist_ok=True)
     with (production / _LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        _require_link(production / CURRENT)
         last = _last_swap(production)
         if last is not None and last["to"] != _linked(production) and _is_bundle(production, last["to"]):
             _link(production, last["to"])
@@ -108,12 +116,19 @@ def swap(production: Path, digest: str, what: str, who: str, **fields: Any) -> b
 def rollback(production: Path, digest: str | None, who: str) -> str:
     """Goes back to the bundle that was in production before, or to a given one; its digest. Raises `Refused`."""
     with locked(production):
-        target = digest or _former(production)
+        target = _former(production) if digest is None else _named(production, digest)
         if not _is_bundle(production, target):
             raise Refused(Exit.PARAMS, f"{target[:64]} is no bundle in {production}; `ls {production}` shows which are")
         if not swap(production, target, "rollback", who):
             raise Refused(Exit.PARAMS, f"{target} is in production already")
     return target
+
+
+def _named(production: Path, start: str) -> str:
+    """The one bundle whose digest starts so; else what was given."""
+    found = [path.name for path in production.iterdir() if _is_bundle(production, path.name)]
+    fit = [name for name in found if len(start) >= _SHORTEST and name.startswith(start)]
+    return fit[0] if len(fit) == 1 else start
 
 
 def _former(production: Path) -> str:

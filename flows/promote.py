@@ -30,7 +30,7 @@ class Approval(RunInput):
     """A person's word on one bundle."""
 
     approve: bool = Field(default=False, description="Put this bundle into production.")
-    who: str = Field(min_length=1, max_length=200, description="Your name, for the audit.")
+    who: str = Field(min_length=1, max_length=200, pattern=r"\S", description="Your name, for the audit.")
     comment: str = Field(default="", max_length=2000, description="Why; for the audit.")
 
 

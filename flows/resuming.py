@@ -15,7 +15,7 @@ def resume(tree: Path, say: Callable[[str], None]) -> bool:
     """
     address = server.given() or serving.served_at(tree)
     if address is None:
-        if all(fields["code"] == 0 for fields in last.read(tree).values()):
+        if not last.unfinished(tree):
             raise Refused(
                 Exit.PARAMS, "nothing to resume: no run failed in this folder, and it is not served (`make serve`)"
             )

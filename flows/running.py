@@ -52,10 +52,11 @@ def run(request: Request) -> int:
                 failed = _failed(looked)
                 _take_back(before, tree)
                 return failed
-            last.clear(tree)
+            last.begin(tree)
             ended = _through_prefect(request, tree) if request.prefect else _directly(request, tree)
             if ended.code != Exit.DONE:
                 return _failed(ended)
+            last.end(tree)
         else:
             say(_nothing_to_do(plan, steps, request.stage))
         complete = request.stage is None or not dvc.plan(tree, say).candidates()

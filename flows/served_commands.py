@@ -35,6 +35,7 @@ def serve(
     tree = workspace.root()
     workspace.check_writable(tree)
     production.place(tree, load())
+    serving.require_webhook()
     return serving.serve(tree, port, running.say)
 
 
@@ -55,7 +56,7 @@ def take(branch: Annotated[str, typer.Argument(help="The branch that a served ru
     return taking.take(workspace.root(), branch, running.say)
 
 
-@served.command(epilog=examples("shipway rollback", "shipway rollback 4f2a..."))
+@served.command(epilog=examples("shipway rollback", "shipway rollback 4f2a81c0"))
 def rollback(
     digest: Annotated[
         str | None, typer.Argument(help="A bundle in paths.production; the former one if left out.")

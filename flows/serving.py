@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -15,6 +16,9 @@ from flows.ends import Refused
 from flows.workspace import STATE
 from stages.config.editing import replace_text
 from stages.config.exits import Exit
+
+WEBHOOK_VARIABLE = "SHIPWAY_WEBHOOK"
+"""Environment variable with the address that failures, failed gates and questions for approval are sent to."""
 
 _LOCK = STATE / "serve.lock"
 _WHERE = STATE / "serving.json"
@@ -41,6 +45,14 @@ def serve(tree: Path, port: int | None, say: Callable[[str], None]) -> int:
             (tree / _WHERE).unlink(missing_ok=True)
     say("stopped; nothing is left running")
     return Exit.DONE
+
+
+def require_webhook() -> None:
+    """Raises `Refused` for a SHIPWAY_WEBHOOK that is no address: nobody would be told of anything."""
+    url = os.environ.get(WEBHOOK_VARIABLE)
+    parts = urlsplit(url) if url else None
+    if parts is not None and (parts.scheme not in ("http", "https") or not parts.netloc):
+        raise Refused(Exit.PARAMS, f"{WEBHOOK_VARIABLE} must be an address (http:// or https://), got {url!r}")
 
 
 @contextmanager

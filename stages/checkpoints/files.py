@@ -57,8 +57,9 @@ def describe(path: Path) -> dict[str, Any]:
         raise BadData(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many types for a file that is no checkpoint.
         raise BadData(f"{path} is no checkpoint of Shipway ({type(error).__name__})") from None
-    seal = path.with_suffix(".json")
-    intact = sha256_file(path) == read_json(seal).get("sha256") if seal.is_file() else None
+    intact = None
+    if path.with_suffix(".json").is_file():
+        intact = sha256_file(path) == _fields(path.with_suffix(".json")).get("sha256")
     return {**meta, "intact": intact}
 
 
@@ -77,11 +78,15 @@ def steps(folder: Path) -> list[int]:
 
 def seal_of(folder: Path, step: int) -> dict[str, Any]:
     """What was written beside a checkpoint: its checksum and what is kept with it; empty where that cannot be read."""
+    seal = _fields(folder / f"step-{step:09d}.json")
+    return seal if all(isinstance(seal.get(name), int | None) for name in KEPT_TOO) else {}
+
+
+def _fields(seal: Path) -> dict[str, Any]:
     try:
-        seal = dict(read_json(folder / f"step-{step:09d}.json"))
+        return dict(read_json(seal))
     except (OSError, ValueError, TypeError):
         return {}
-    return seal if all(isinstance(seal.get(name), int | None) for name in KEPT_TOO) else {}
 
 
 def newest(folder: Path) -> Saved | None:

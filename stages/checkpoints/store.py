@@ -159,7 +159,7 @@ class Store:
         """The checkpoint of this step. Raises `DiskFault` when it is missing or damaged."""
         found = files.read_whole(self.folder / f"step-{step:09d}.pt")
         if found is None:
-            raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; remove the folder and run again")
+            raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; run again: an older one is taken")
         return found
 
     def whole(self) -> Iterator[Saved]:

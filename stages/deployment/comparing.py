@@ -22,17 +22,24 @@ def compare(bundles: Mapping[str, Path], data: Path, threads: int) -> dict[str, 
     """For each bundle its digest and what it is worth on the test split of `data`.
 
     `accuracy`, `macro_f1`, `size_kib`, `p50_ms` and `p95_ms` (batch 1, side by side). A bundle that cannot take this
-    data (other classes, another shape) has `why` instead. Raises `BadData` for a damaged bundle.
+    data (other classes, another shape) has `why` instead, and one that is damaged has no digest either.
     """
     prepared = Prepared.open(data)
-    loaded = {name: _load(folder, threads) for name, folder in bundles.items()}
-    found = {name: _worth(bundle, prepared) for name, bundle in loaded.items()}
+    loaded: dict[str, predict.Bundle] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, folder in bundles.items():
+        try:
+            loaded[name] = _load(folder, threads)
+        except BadData as error:
+            found[name] = {"digest": None, "why": f"it is damaged: {error.sentence}"}
+        else:
+            found[name] = {"digest": digest(folder), **_worth(loaded[name], prepared)}
     fit = {name: loaded[name] for name, row in found.items() if "why" not in row}
     sample = prepared.read(prepared.indices("test")[:1])
     paths = {name: bundle.folder / bundle.manifest["model"] for name, bundle in fit.items()}
     for name, timed in latency(paths, sample, threads, _REPEATS, _WARMUP).items():
         found[name] |= {"p50_ms": round(timed.p50_ms, 4), "p95_ms": round(timed.p95_ms, 4)}
-    return {name: {"digest": digest(bundles[name]), **row} for name, row in found.items()}
+    return found
 
 
 def _load(folder: Path, threads: int) -> predict.Bundle:

@@ -42,8 +42,14 @@ def starting_point(job: Job) -> Saved | None:
     saved = job.store.latest(fits)
     if job.ranks.size == 1:
         return saved
-    steps = [] if saved is None else [one.step for one in job.store.whole() if one.step <= saved.step and fits(one)]
-    step = job.ranks.least(steps[0] if steps else -1)
-    while job.ranks.any(step >= 0 and step not in steps)[0]:
-        step = job.ranks.least(max((one for one in steps if one < step), default=-1))
-    return job.store.load(step) if step >= 0 else None
+    whole = [] if saved is None else [one for one in job.store.whole() if one.step <= saved.step and fits(one)]
+    places = {_place(one): one.step for one in whole}
+    place = job.ranks.least(max(places, default=-1))
+    while job.ranks.any(place >= 0 and place not in places)[0]:
+        place = job.ranks.least(max((one for one in places if one < place), default=-1))
+    return job.store.load(places[place]) if place >= 0 else None
+
+
+def _place(saved: Saved) -> int:
+    """Also tells the end of an epoch before its validation from the one after it: both are of one step."""
+    return 2 * saved.step + int(saved.payload["progress"]["window"] == 0)

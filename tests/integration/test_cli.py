@@ -234,6 +234,19 @@ def test_kill_9_of_the_command_stops_the_stage_after_a_save(tiny: Workspace) -> 
     assert ended(tiny, "run", code=0)  # The lock of the working tree is free again.
 
 
+def test_a_stage_that_was_killed_is_one_to_resume(tiny: Workspace) -> None:
+    make_second_stale(tiny)
+    assert "nothing to resume" in ended(tiny, "resume", code=64)
+    ended(tiny, "run", code=75, TINY_END="kill")
+    assert "THE TABLE" in tiny.shipway("resume").stdout
+    assert "nothing to resume" in ended(tiny, "resume", code=64)
+
+
+def test_a_webhook_that_is_no_address_is_refused(tiny: Workspace) -> None:
+    for url in ("notaurl", "ftp://x/y", "https://"):
+        assert "SHIPWAY_WEBHOOK must be an address" in ended(tiny, "serve", code=64, SHIPWAY_WEBHOOK=url)
+
+
 def test_a_second_run_and_a_busy_dvc_are_waited_for_and_said(tiny: Workspace) -> None:
     make_second_stale(tiny)
     with begin(tiny, "dvc", "repro", TINY_END="sleep") as bare:

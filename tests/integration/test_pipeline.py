@@ -151,6 +151,16 @@ def test_release_takes_the_record_along_and_predict_reads_it(copied: Workspace, 
     assert len(said.splitlines()) >= 8
 
 
+def test_a_damaged_bundle_in_production_stands_in_nobody_s_way(finished: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(finished.root / "artifacts/bundle", tmp_path / "damaged")
+    (tmp_path / "damaged/stray").symlink_to("nowhere")
+    bundles = ["candidate=artifacts/bundle", f"production={tmp_path / 'damaged'}"]
+    rows = json.loads(finished.python("-m", "stages.deployment", "compare", *bundles).stdout)
+    assert rows["candidate"]["accuracy"] > 0.9
+    assert rows["production"]["digest"] is None
+    assert rows["production"]["why"].startswith("it is damaged: ")
+
+
 def test_a_schema_of_a_later_stage_does_not_retrain(copied: Workspace) -> None:
     schema = copied.root / "stages/config/quantize.py"
     schema.write_text(schema.read_text() + "\n# a comment\n")

@@ -198,6 +198,8 @@ def test_describe_and_clear() -> None:
     json.dumps(told)
     path.with_suffix(".json").unlink()
     assert describe(path)["intact"] is None
+    path.with_suffix(".json").write_text("{")  # As a full disk may leave it.
+    assert describe(path)["intact"] is False
     kept.clear()
     assert kept.latest() is None
 

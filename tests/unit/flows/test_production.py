@@ -210,3 +210,30 @@ def test_rollback_takes_no_path_and_no_other_name(place: Path, name: str) -> Non
 
 def test_rollback_refuses_a_name_that_no_file_can_have(place: Path) -> None:
     assert refused(production.rollback, place, "a" * 300, "me").code == Exit.PARAMS
+
+
+def test_rollback_by_the_start_of_a_digest(tmp_path: Path) -> None:
+    first, second = "ab" * 16, "cd" * 16
+    release(tmp_path, first, second)
+    with production.locked(tmp_path):
+        production.swap(tmp_path, first, "promotion", "me")
+    assert production.rollback(tmp_path, second[:8], "me") == second
+    for start in (first[:7], "", "ef" * 4):
+        assert "is no bundle in" in refused(production.rollback, tmp_path, start, "me").sentence
+
+
+def test_a_damaged_line_of_the_audit_is_named(place: Path) -> None:
+    with production.locked(place):
+        production.swap(place, "aaaa", "promotion", "me")
+    with (place / "audit.jsonl").open("a") as file:
+        file.write('{"what": "x\n')
+    found = refused(production.rollback, place, "bbbb", "me")
+    assert (found.code, found.sentence) == (
+        Exit.DISK, f"{place / 'audit.jsonl'}: line 2 is damaged; mend it, or take it out"
+    )  # fmt: skip
+
+
+def test_a_folder_in_place_of_the_link_is_left_alone(place: Path) -> None:
+    (place / "current").mkdir()
+    assert "must be a link that `promote` made" in refused(production.rollback, place, "bbbb", "me").sentence
+    assert not list(place.glob(".current*"))
