@@ -184,22 +184,22 @@ class Fit(Section):
         return self
 
     def _fit_into_epochs(self) -> None:
-        """Raises when a rule that looks at several epochs could never act."""
+        """Raises when a rule that looks at several epochs could never act: what it does after the last one is none."""
         rule, amplitude = self.early_stopping, self.recovery.amplitude
         plateau = (self.plateau or Plateau()) if self.schedule == "reduce_on_plateau" else None
-        if plateau is not None and plateau.patience >= self.epochs:
+        if plateau is not None and plateau.patience >= self.epochs - 1:
             raise ValueError(
-                f"plateau.patience must be below epochs ({self.epochs}), or the learning rate never falls; "
+                f"plateau.patience must be below epochs - 1 ({self.epochs - 1}), or the learning rate never falls; "
                 f"got {plateau.patience}"
             )
-        if rule is not None and rule.patience >= self.epochs:
+        if rule is not None and rule.patience >= self.epochs - 1:
             raise ValueError(
-                f"early_stopping.patience must be below epochs ({self.epochs}), or nothing is ever stopped; "
+                f"early_stopping.patience must be below epochs - 1 ({self.epochs - 1}), or nothing is ever stopped; "
                 f"got {rule.patience}"
             )
-        if amplitude is not None and amplitude.epochs > self.epochs:
+        if amplitude is not None and amplitude.epochs >= self.epochs:
             raise ValueError(
-                f"recovery.amplitude.epochs must be at most epochs ({self.epochs}), or it never looks; "
+                f"recovery.amplitude.epochs must be below epochs ({self.epochs}), or it never acts; "
                 f"got {amplitude.epochs}"
             )
 

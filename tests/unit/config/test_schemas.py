@@ -47,8 +47,9 @@ def test_identifying_leaves_out_what_only_accompanies_a_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"early_stopping": {"patience": 5}}, "early_stopping.patience must be below epochs"),
-        ({"recovery": {"amplitude": {"epochs": 6}}}, "recovery.amplitude.epochs must be at most epochs"),
+        ({"early_stopping": {"patience": 4}}, "early_stopping.patience must be below epochs - 1"),
+        ({"recovery": {"amplitude": {"epochs": 5}}}, "recovery.amplitude.epochs must be below epochs"),
+        ({"schedule": "reduce_on_plateau", "plateau": {"patience": 4}}, "plateau.patience must be below epochs - 1"),
     ],
 )
 def test_a_rule_that_could_never_act_is_refused(settings: dict[str, Any], words: str) -> None:
