@@ -7,14 +7,16 @@ from flows import supervisor
 from flows.ends import Refused
 from stages.config.exits import Exit
 
+_MOST = 300
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def git(tree: Path, *arguments: str, what: str) -> str:
     """Runs `git ARGUMENTS` in `tree`; what it printed. Raises `Refused` (74) where it fails; `what` says at what."""
-    code, printed = supervisor.call(["git", *arguments], cwd=tree, capture=True)
+    code, printed, words = supervisor.call_and_hear(["git", *arguments], cwd=tree)
     if code:
-        raise Refused(Exit.DISK, f"{what} in {tree}: git ended with {code}; its words stand above")
+        said = " ".join(words.split())[-_MOST:] or f"it ended with {code}"
+        raise Refused(Exit.DISK, f"{what} in {tree}: git says: {said}")
     return printed
 
 

@@ -188,12 +188,21 @@ def call(command: Sequence[str], *, cwd: Path | None = None, capture: bool = Fal
     killed it, and `BrokenPipeError` when nobody read its output.
     """
     sys.stdout.flush()
-    done = subprocess.run(list(command), cwd=cwd, stdout=subprocess.PIPE if capture else None, check=False)
+    return _ended(subprocess.run(list(command), cwd=cwd, stdout=subprocess.PIPE if capture else None, check=False))[:2]
+
+
+def call_and_hear(command: Sequence[str], *, cwd: Path) -> tuple[int, str, str]:
+    """As `call`, captured, with what the command said on stderr."""
+    return _ended(subprocess.run(list(command), cwd=cwd, capture_output=True, check=False))
+
+
+def _ended(done: "subprocess.CompletedProcess[bytes]") -> tuple[int, str, str]:
     if done.returncode == -signal.SIGPIPE:
         raise BrokenPipeError  # `shipway show | head`: nobody reads any more.
     if done.returncode < 0:
-        raise Refused(Exit.STOPPED, _killed(command, -done.returncode))
-    return done.returncode, done.stdout.decode("utf-8", errors="replace") if capture else ""
+        raise Refused(Exit.STOPPED, _killed(done.args, -done.returncode))
+    printed, said = ((text or b"").decode("utf-8", errors="replace") for text in (done.stdout, done.stderr))
+    return done.returncode, printed, said
 
 
 def _killed(command: Sequence[str], number: int) -> str:

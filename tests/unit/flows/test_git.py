@@ -19,7 +19,7 @@ def test_what_fails_is_said_with_what_it_was_for(served: Repository) -> None:
     with pytest.raises(Refused) as caught:
         git.git(served.root, "checkout", "--quiet", "none", what="cannot go there")
     assert caught.value.code == Exit.DISK
-    assert caught.value.sentence.startswith(f"cannot go there in {served.root}: git ended with 1")
+    assert caught.value.sentence.startswith(f"cannot go there in {served.root}: git says: ")
 
 
 def test_a_revision_is_a_commit_a_branch_or_a_tag(served: Repository) -> None:
