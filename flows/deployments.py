@@ -8,11 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+import httpx
 from prefect import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import DeploymentStatus, StateType
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import ObjectNotFound, TerminationSignal
+from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
 from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
@@ -87,8 +89,11 @@ def serve_all(tree: Path, *, own_server: bool, say: Callable[[str], None]) -> No
     for one in wanted:
         runner.add_deployment(one)
     say(f"serving {', '.join(f'{one.flow_name}/{one.name}' for one in wanted)} (Ctrl-C stops)")
-    with suppress(KeyboardInterrupt, TerminationSignal):
-        asyncio.run(runner.start())
+    try:
+        with suppress(KeyboardInterrupt, TerminationSignal):
+            asyncio.run(runner.start())
+    finally:
+        _let_go(tree, wanted)
 
 
 def _require_free(tree: Path, wanted: list[RunnerDeployment]) -> None:
@@ -100,12 +105,21 @@ def _require_free(tree: Path, wanted: list[RunnerDeployment]) -> None:
             except ObjectNotFound:
                 continue
             others = [tag for tag in found.tags if tag.startswith(_OF) and tag != _tag(tree)]
-            if others and found.status == DeploymentStatus.READY:
+            if others and found.status == DeploymentStatus.READY:  # Until it was not asked for runs for a minute.
                 raise Refused(
                     Exit.PARAMS,
                     f"this Prefect server serves another repository, {others[0].removeprefix(_OF)} (or did until a "
                     "minute ago); one server takes one: stop that one, or unset PREFECT_API_URL to use one of its own",
                 )
+
+
+def _let_go(tree: Path, served: list[RunnerDeployment]) -> None:
+    """Takes our name off: another repository may be served there at once."""
+    with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        for one in served:
+            found = client.read_deployment_by_name(f"{one.flow_name}/{one.name}")
+            kept = [tag for tag in found.tags if tag != _tag(tree)]
+            client.update_deployment(found.id, DeploymentUpdate(tags=kept))
 
 
 def _tag(tree: Path) -> str:

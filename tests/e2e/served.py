@@ -26,6 +26,7 @@ _BUSY = 503
 """What the server answers while its database is busy; Prefect's own clients try again, too."""
 
 _TRIES = 10
+_SERVES = "serving train-to-deploy/on-demand"
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -59,7 +60,9 @@ class Served:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        until(lambda: "serving train-to-deploy/on-demand" in self.log.read_text(), "serve did not start")
+        process = self.process
+        until(lambda: _SERVES in self.log.read_text() or process.poll() is not None, "serve did not start")
+        assert _SERVES in self.log.read_text(), self.log.read_text()
 
     def stop(self) -> str:
         """Ends it as Ctrl-C does; what it printed."""

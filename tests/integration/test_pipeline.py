@@ -121,10 +121,15 @@ def test_dvc_s_own_commands_work(copied: Workspace) -> None:
     assert (diff["params.yaml"]["train.lr"]["old"], diff["params.yaml"]["train.lr"]["new"]) == (0.003, 0.002)
 
 
-def test_an_experiment_asks_for_int8_which_is_small(copied: Workspace) -> None:
+def test_an_experiment_runs_with_a_changed_parameter(copied: Workspace) -> None:
+    copied.dvc("exp", "run", "-S", "quantize.max_drop=0.02", "quantize")
+    assert YAML(typ="safe").load(copied.read("params.yaml"))["quantize"]["max_drop"] == 0.02
+    assert json.loads(copied.read("artifacts/quantize/model/decision.json"))["bounds"]["max_drop"] == 0.02
+
+
+def test_int8_can_be_asked_for_and_is_small(copied: Workspace) -> None:
     """Whatever this processor makes of INT8's speed: forced, it keeps the accuracy and is a fraction of the size."""
-    copied.dvc("exp", "run", "-S", "quantize.fixed=int8")
-    assert YAML(typ="safe").load(copied.read("params.yaml"))["quantize"]["fixed"] == "int8"
+    copied.shipway("run", "--set", "quantize.fixed=int8")
     variants = metrics(copied)
     assert variants["final"]["number_type"] == "int8"
     assert variants["final"]["accuracy"] >= variants["teacher"]["accuracy"] - 0.01
