@@ -128,7 +128,18 @@ def _made(path: Path, found: str, identity: Mapping[str, Any] | None) -> tuple[d
         notes.append("made on a detached HEAD: no branch was checked out")
     if state.get("dirty"):
         notes.append(f"the tree had uncommitted changes (hash {state['dirty'][:12]}): the commit alone is not enough")
+    if _mixed(recorded.get("result")):
+        notes.append(
+            "mixed: its training went on over a change of code or libraries (--json: made.lineage has who did what)"
+        )
     return made, notes
+
+
+def _mixed(result: Any) -> bool:
+    """Whether a training in a record says so: a stage may have several."""
+    if isinstance(result, dict):
+        return result.get("mixed") is True or any(map(_mixed, result.values()))
+    return isinstance(result, list) and any(map(_mixed, result))
 
 
 def find_record(path: Path, found: str) -> dict[str, Any] | None:

@@ -62,6 +62,15 @@ def test_show_joins_the_identity_with_the_record(repository: Path, capsys: pytes
     assert found["made"]["dirty"] is False
 
 
+@pytest.mark.parametrize("result", [{"mixed": True}, {"rounds": [{"mixed": False}, {"mixed": True}]}])
+def test_show_tells_of_a_training_over_a_change_of_code(
+    repository: Path, result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repository.is_dir()
+    record.write("train", [WEIGHTS.parent], train_identity(), {"result": result})
+    assert "mixed: its training went on over a change of code" in shown(capsys, "show", str(WEIGHTS))[1]
+
+
 def test_show_tells_of_a_dirty_tree_and_a_detached_head(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git(repository, "checkout", "-q", "--detach")
     (repository / "new.py").write_text("1\n")
