@@ -1,7 +1,8 @@
 """The files of a store of checkpoints, read back.
 
 A checkpoint is `step-<n>.pt` (plain values and tensors, never unpickled code) and, written after it, `step-<n>.json`
-with its SHA-256: without that file it counts as unfinished.
+with its SHA-256: without that file it counts as unfinished. `copies/` holds a second copy of those that later ones name
+(of the best step, of the one to roll back to): a damaged file there would make all of them useless.
 """
 
 import re
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 
 from stages.runtime.exits import BadData
-from stages.runtime.files import read_json, sha256_file
+from stages.runtime.files import read_json, sha256_file, write_bytes
 from stages.runtime.progress import say
 
 KEPT_TOO = ("best_step", "anchor_step")
 """What a checkpoint names that is kept with it."""
+
+COPIES = "copies"
 
 _NAME = re.compile(r"step-([0-9]{9,})\.pt")
 _warned: set[str] = set()
@@ -97,26 +100,66 @@ def newest(folder: Path) -> Saved | None:
 def all_whole(folder: Path) -> Iterator[Saved]:
     """The checkpoints that can be gone on from, newest first; the others are told of."""
     for step in steps(folder):
-        best_step = seal_of(folder, step).get("best_step")
-        if best_step not in (None, step) and not _is_whole(folder / f"step-{best_step:09d}.pt"):
-            _warn(f"checkpoint of step {step} in {folder} is refused: the best one of step {best_step} is gone")
+        gone = [other for other in named_by(folder, step) if not _is_whole(path_of(folder, other))]
+        if gone:
+            _warn(
+                f"checkpoint of step {step} in {folder} is refused: the one of step {gone[0]}, which it needs, is gone"
+            )
             continue
-        found = read_whole(folder / f"step-{step:09d}.pt")
+        found = read_whole(path_of(folder, step))
         if found is not None:
             yield found
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of this step lies."""
+    return folder / f"step-{step:09d}.pt"
+
+
+def named_by(folder: Path, step: int) -> list[int]:
+    """The other checkpoints that this one needs: that of the best step, and that to roll back to."""
+    seal = seal_of(folder, step)
+    return sorted({other for name in KEPT_TOO if (other := seal.get(name)) not in (None, step)})
+
+
+def keep_copy(folder: Path, step: int) -> None:
+    """Makes the second copy of a checkpoint, unless it is there or the first is damaged."""
+    copies = folder / COPIES
+    sealed = seal_of(copies, step).get("sha256")
+    if sealed and sealed == seal_of(folder, step).get("sha256"):
+        return
+    if _is_whole(path_of(folder, step)):
+        copies.mkdir(exist_ok=True)
+        _copy(path_of(folder, step), copies)
+
+
+def _copy(path: Path, folder: Path) -> None:
+    """The seal last: without it a checkpoint counts as unfinished."""
+    for file in (path, path.with_suffix(".json")):
+        write_bytes(folder / file.name, file.read_bytes())
+
+
 def _is_whole(path: Path) -> bool:
-    """False, with a warning, for a checkpoint that was cut off in the writing, truncated or altered."""
+    """False, with a warning, for one that was cut off in the writing, truncated or altered, and has no copy."""
+    fault = _fault(path)
+    copy = path.parent / COPIES / path.name
+    if fault and copy.is_file() and _fault(copy) is None:
+        say(f"warning: checkpoint {path} is damaged; its second copy takes its place")
+        _copy(copy, path.parent)
+        return True
+    if fault:
+        _warn(f"checkpoint {path} is refused: {fault}")
+    return fault is None
+
+
+def _fault(path: Path) -> str | None:
     seal = path.with_suffix(".json")
     if not seal.is_file():
-        _warn(f"checkpoint {path} is refused: it was not written to its end")
-        return False
+        return "it was not written to its end"
     expected = seal_of(path.parent, int(path.stem.removeprefix("step-"))).get("sha256")
     if not path.is_file() or sha256_file(path) != expected:
-        _warn(f"checkpoint {path} is refused: its checksum does not hold (truncated or altered)")
-        return False
-    return True
+        return "its checksum does not hold (truncated or altered)"
+    return None
 
 
 def read_whole(path: Path) -> Saved | None:
@@ -133,6 +176,6 @@ def read_whole(path: Path) -> Saved | None:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes what a kill left half-written, with a warning."""
-    for path in folder.glob(".step-*.tmp"):
+    for path in (*folder.glob(".step-*.tmp"), *folder.glob(f"{COPIES}/.step-*.tmp")):
         say(f"warning: {path} was not written to its end; removed")
         path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """The store of a training's checkpoints: `.shipway/checkpoints/<stage>/<fingerprint>/<code and libraries>/`.
 
-The last three are kept, and the best of each.
+The last three are kept, and the best of each, twice.
 """
 
 import fcntl
@@ -141,8 +141,8 @@ class Store:
         buffer = io.BytesIO()
         torch.save({**payload, "meta": full}, buffer)
         content = buffer.getvalue()
-        path = self.folder / f"step-{step:09d}.pt"
-        path.with_suffix(".json").unlink(missing_ok=True)
+        path = files.path_of(self.folder, step)
+        self._remove(step)  # Its seal and its second copy, where it is taken again.
         write_bytes(path, content)
         seal = {
             "sha256": sha256_bytes(content),
@@ -152,12 +152,14 @@ class Store:
             "due": due,
         }
         write_json(path.with_suffix(".json"), seal)
+        for other in files.named_by(self.folder, step):
+            files.keep_copy(self.folder, other)
         self._drop(step)
         return path
 
     def load(self, step: int) -> Saved:
         """The checkpoint of this step. Raises `DiskFault` when it is missing or damaged."""
-        found = files.read_whole(self.folder / f"step-{step:09d}.pt")
+        found = files.read_whole(files.path_of(self.folder, step))
         if found is None:
             raise DiskFault(f"checkpoint of step {step} in {self.folder} is damaged; run again: an older one is taken")
         return found
@@ -180,14 +182,16 @@ class Store:
         seals = {step: files.seal_of(self.folder, step) for step in files.steps(self.folder) if step <= newest}
         last = [step for step, seal in seals.items() if seal.get("due", True)][:KEPT]
         kept = {newest, *last}
-        kept |= {one for step in set(kept) for name in files.KEPT_TOO if (one := seals[step].get(name)) is not None}
+        kept |= {other for step in set(kept) for other in files.named_by(self.folder, step)}
         for step in files.steps(self.folder):
             if step not in kept:  # Also later ones, which were refused.
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        for suffix in (".json", ".pt"):
-            (self.folder / f"step-{step:09d}{suffix}").unlink(missing_ok=True)
+        path = files.path_of(self.folder, step)
+        for one in (self.folder / files.COPIES / path.name, path):
+            for suffix in (".json", ".pt"):
+                one.with_suffix(suffix).unlink(missing_ok=True)
 
     def _other_code(self) -> Saved | None:
         folders = [path for path in self.shared.iterdir() if path.is_dir() and path != self.folder]

@@ -54,7 +54,8 @@ def test_the_last_three_and_the_best_are_kept() -> None:
     assert steps(kept) == [10, 30, 40, 50]
     save(kept, 60, 60)
     assert steps(kept) == [10, 40, 50, 60]  # 10 stays while a checkpoint names it: 60 may turn out damaged.
-    assert {path.suffix for path in kept.folder.iterdir()} == {".pt", ".json"}
+    assert {path.suffix for path in kept.folder.iterdir() if path.is_file()} == {".pt", ".json"}
+    assert [path.name for path in sorted(kept.folder.glob("copies/*.pt"))] == ["step-000000010.pt"]
 
 
 def test_the_newest_comes_back_whole() -> None:
@@ -107,17 +108,56 @@ def test_a_damaged_one_is_refused_and_the_one_before_taken(damage: Any, capsys: 
     assert kept.latest().step == 2  # type: ignore[union-attr]
 
 
-def test_one_whose_best_is_damaged_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncated, altered, never_sealed, half_sealed, removed])
+@pytest.mark.parametrize("named", ["best_step", "anchor_step"])
+def test_one_that_later_ones_need_is_taken_from_its_second_copy(
+    damage: Any, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = store()
-    save(kept, 1, 1)
-    altered(save(kept, 2, 2))
-    save(kept, 3, 2)
+    for step in range(2, 9):
+        kept.save(step, {"value": torch.tensor(step)}, {"status": "running"}, **{"best_step": None, named: 2})
+    damage(kept.folder / "step-000000002.pt")
+    found = kept.latest()
+    assert found is not None
+    assert found.step == 8
+    assert kept.load(2).payload["value"] == 2
+    assert capsys.readouterr().out.count("its second copy takes its place") == 1
+
+
+@pytest.mark.parametrize("named", ["best_step", "anchor_step"])
+def test_one_whose_best_or_anchor_is_damaged_twice_is_refused(named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = store()
+    for step, other in [(1, 1), (2, 2), (3, 2)]:
+        kept.save(step, {"value": torch.tensor(step)}, {"status": "running"}, **{"best_step": None, named: other})
+    altered(kept.folder / "step-000000002.pt")
+    altered(kept.folder / "copies/step-000000002.pt")
     found = kept.latest()
     assert found is not None
     assert found.step == 1
     assert "checkpoint of step 3" in capsys.readouterr().out
     with pytest.raises(DiskFault, match="step 2"):
         kept.load(2)
+
+
+def test_a_checkpoint_that_is_made_again_is_copied_again() -> None:
+    kept = store()
+    for value in (1.0, 2.0):  # The second time after a rollback.
+        for step in (1, 2):
+            kept.save(step, {"value": torch.tensor(value)}, {"status": "running"}, best_step=1)
+    altered(kept.folder / "step-000000001.pt")
+    assert kept.load(1).payload["value"] == 2.0
+
+
+def test_a_damaged_one_is_not_copied() -> None:
+    kept = store()
+    altered(save(kept, 1, 1))
+    save(kept, 2, 1)
+    assert not list(kept.folder.glob("copies/*"))
+    assert kept.latest() is None
 
 
 def test_a_write_cut_off_by_a_kill_is_removed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """One rank of a training of several: `python -m tests.unit.training.ranked FOLDER RANK SIZE KIND`.
 
 KIND: `plain`; `short`: rank 1 has no memory for more than three samples; `hangs`: rank 1 stops answering in step 3;
-`stopped`: rank 0 is asked to stop in its first validation; `differs`: rank 1 has another learning rate.
+`stopped`: rank 0 is asked to stop in its first validation; `last`: in the last step before it; `differs`: rank 1 has
+another learning rate.
 Ends as a stage does (0; 75 when stopped, or when another rank is gone).
 """
 
@@ -22,6 +23,7 @@ from stages.data.prepared import Prepared
 from stages.runtime import seeds, stopping
 from stages.runtime.exits import StageError
 from stages.training.fit import fit
+from stages.training.windows import window_sizes
 from tests.unit.training import toy
 
 DEADLINE = datetime.timedelta(seconds=15)
@@ -76,11 +78,15 @@ def main(folder: Path, rank: int, size: int, kind: str) -> None:
             time.sleep(600)
         if kind == "slow":
             time.sleep(0.05)
+        if kind == "last" and rank == 0 and calls == len(windows):
+            os.kill(os.getpid(), signal.SIGTERM)
         return F.cross_entropy(logits, labels)
 
     around = {"short": Short, "stopped": AskedToStop}.get(kind)
     module = network() if around is None else around(network(), rank)
-    job = toy.job(folder, Prepared.open(folder / "data"), module, loss=loss, history=folder / f"history-{rank}")
+    prepared = Prepared.open(folder / "data")
+    windows = window_sizes(len(prepared.indices("train")), 8)  # One micro-batch of each is this rank's.
+    job = toy.job(folder, prepared, module, loss=loss, history=folder / f"history-{rank}")
     if kind == "differs" and rank == 1:
         job.settings = job.settings.model_copy(update={"lr": 0.5})
     try:

@@ -61,6 +61,32 @@ def test_an_unfinished_one_goes_on_from_where_it_is_whole(
     assert toy.result(again) == toy.result(whole)
 
 
+@pytest.mark.usefixtures("stoppable")
+def test_damaged_checkpoints_that_the_newest_one_needs_cost_nothing(
+    tmp_path: Path, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one of the best epoch, and the one to roll back to."""
+    whole = job(tmp_path / "whole", prepared)
+    fit(whole)
+    stopped = job(tmp_path / "parts", prepared, stop_in(23))
+    with pytest.raises(Stopped):
+        fit(stopped)
+    older = [path for path in stopped.store.folder.glob("step-*.pt") if path.stem != "step-000000023"]
+    assert len(older) > 1
+    for path in older:
+        same_length(path)
+    from stages.runtime import stopping
+
+    stopping._state.requested = False
+    again = job(tmp_path / "parts", prepared)
+    fit(again)
+    said = capsys.readouterr().out
+    assert "its second copy takes its place" in said
+    assert "is refused" not in said
+    assert "goes on after step 23 of 24" in said
+    assert toy.result(again) == toy.result(whole)
+
+
 @pytest.mark.parametrize("damage", [*DAMAGE, *SEALED])
 def test_a_finished_one_is_trained_again(
     tmp_path: Path, prepared: Prepared, damage: str, capsys: pytest.CaptureFixture[str]

@@ -108,6 +108,33 @@ def test_killed_ranks_go_on_together_and_end_in_the_same(tmp_path: Path, prepare
     assert together(other, "slow")[0] == first
 
 
+def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(tmp_path: Path, prepared: Prepared) -> None:
+    """Both checkpoints are of the same step: one rank would validate, and wait for ever for the other one."""
+    steps = len(window_sizes(len(prepared.indices("train")), 8))
+    codes, said = ended(start(tmp_path, "last"))
+    assert codes == [75, 75], said
+    assert all(f"stopped on request after step {steps} of" in one for one in said), said
+    folder = next(path.parent for path in (tmp_path / "state").rglob(f"step-{steps:09d}.pt"))
+    before = {path.name: path.read_bytes() for path in folder.glob(f"step-{steps:09d}.*")}
+    processes = start(tmp_path, "slow")
+    deadline = time.monotonic() + 60
+    after = folder / f"step-{steps:09d}.json"
+    while not after.is_file() or after.read_bytes() == before[after.name]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for process in processes:
+        process.kill()
+    ended(processes)
+    for name, content in before.items():
+        (folder / name).write_bytes(content)
+    first, second = together(tmp_path)
+    assert first == second
+    other = tmp_path / "unbroken"
+    toy.prepare(other / "data")
+    os.environ["SHIPWAY_STATE"] = str(other / "state")  # The fixture puts it back.
+    assert together(other)[0] == first
+
+
 def without_the_newest_in_common(state: Path) -> None:
     """As where one rank's newest checkpoint was not due, and the other one has dropped it for a newer one."""
     folders = {path.parent for path in state.rglob("step-*.pt")}
