@@ -10,7 +10,9 @@ from flows.workspace import STATE
 from stages.config.editing import replace_text
 from stages.config.exits import Exit
 
-_SHORTEST = 8
+SHORTEST = 8
+"""Characters of a digest that name a bundle, at least."""
+
 _FOLDER = STATE / "candidates"
 
 
@@ -57,12 +59,12 @@ def find(home: Path, digest: str | None) -> Candidate:
         raise Refused(Exit.PARAMS, "no served run has made a bundle yet; run train-to-deploy/on-demand first")
     if digest is None:
         return next(reversed(found.values()))
-    fits = [one for one in found.values() if len(digest) >= _SHORTEST and one.digest.startswith(digest)]
+    fits = [one for one in found.values() if len(digest) >= SHORTEST and one.digest.startswith(digest)]
     if len(fits) != 1:
         newest = ", ".join(one.digest[:12] for one in list(found.values())[-3:])
         raise Refused(
             Exit.PARAMS,
-            f"digest {digest!r} fits {len(fits)} bundles of served runs; at least {_SHORTEST} characters of one are "
+            f"digest {digest!r} fits {len(fits)} bundles of served runs; at least {SHORTEST} characters of one are "
             f"needed; the newest: {newest}",
         )
     return fits[0]

@@ -7,18 +7,18 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.candidates import SHORTEST
 from flows.ends import Refused
 from stages.config.exits import Exit
 
 CURRENT, AUDIT = "current", "audit.jsonl"
 _LOCK = ".lock"
-_SHORTEST = 8
 _DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -113,12 +113,18 @@ def swap(production: Path, digest: str, what: str, who: str, **fields: Any) -> b
     return True
 
 
-def rollback(production: Path, digest: str | None, who: str) -> str:
-    """Goes back to the bundle that was in production before, or to a given one; its digest. Raises `Refused`."""
+def rollback(
+    production: Path, digest: str | None, who: str, require_whole: Callable[[Path], None] = lambda _: None
+) -> str:
+    """Goes back to the bundle that was in production before, or to a given one; its digest.
+
+    `require_whole` raises `Refused` for the folder of a damaged bundle, which is then not put there. Raises `Refused`.
+    """
     with locked(production):
         target = _former(production) if digest is None else _named(production, digest)
         if not _is_bundle(production, target):
             raise Refused(Exit.PARAMS, f"{target[:64]} is no bundle in {production}; `ls {production}` shows which are")
+        require_whole(production / target)
         if not swap(production, target, "rollback", who):
             raise Refused(Exit.PARAMS, f"{target} is in production already")
     return target
@@ -127,7 +133,7 @@ def rollback(production: Path, digest: str | None, who: str) -> str:
 def _named(production: Path, start: str) -> str:
     """The one bundle whose digest starts so; else what was given."""
     found = [path.name for path in production.iterdir() if _is_bundle(production, path.name)]
-    fit = [name for name in found if len(start) >= _SHORTEST and name.startswith(start)]
+    fit = [name for name in found if len(start) >= SHORTEST and name.startswith(start)]
     return fit[0] if len(fit) == 1 else start
 
 

@@ -4,12 +4,15 @@ What they need is imported when they run: Prefect takes seconds, DVC half a seco
 """
 
 import getpass
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows import running, workspace
+from flows.ends import Refused
 from stages.config.exits import Exit
 from stages.config.loading import load
 
@@ -62,13 +65,22 @@ def rollback(
         str | None, typer.Argument(help="A bundle in paths.production; the former one if left out.")
     ] = None,
 ) -> int:
-    """Put the bundle that was in production before back into production."""
-    from flows import production
+    """Put the bundle that was in production before back into production, if it is whole."""
+    from flows import production, supervisor
     from stages.config.loading import PARAMS_FILE, load
 
     tree = workspace.root()
     place = production.place(tree, load(tree / PARAMS_FILE))
-    found = production.rollback(place, digest, getpass.getuser())
+
+    def require_whole(bundle: Path) -> None:
+        command = [sys.executable, "-m", "stages.deployment", "verify", "--", str(bundle)]
+        code, _, said = supervisor.call_and_hear(command, cwd=tree)
+        if code != Exit.DONE:
+            raise Refused(
+                Exit(code), f"nothing was swapped (`shipway rollback DIGEST` takes another one): {said.strip()}"
+            )
+
+    found = production.rollback(place, digest, getpass.getuser(), require_whole)
     running.say(f"in production: {found} ({place / production.CURRENT})")
     return Exit.DONE
 

@@ -203,6 +203,14 @@ def reject_promote_and_roll_back(served: Served, production: Path, digest: str, 
     answer(served, second, approve=True)
     assert served.until_state(second)[:2] == ("COMPLETED", "Promoted")
     assert (production / "current").readlink().name == digest
+    labels = production / former / "labels.json"
+    content = labels.read_bytes()
+    labels.write_bytes(content + b" ")
+    refused = served.workspace.shipway("rollback", check=False)
+    assert (refused.returncode, refused.stdout) == (65, "")
+    assert "nothing was swapped" in refused.stderr
+    assert (production / "current").readlink().name == digest
+    labels.write_bytes(content)
     assert former in served.workspace.shipway("rollback").stdout
     assert (production / "current").readlink().name == former
     whats = [json.loads(line)["what"] for line in (production / "audit.jsonl").read_text().splitlines()]
