@@ -120,7 +120,7 @@ class Store:
             return None
         say(f"{self.stage}: goes on from {other.path}, although {self._change(other)}; the lineage says so")
         self._adopt(other.path.parent)
-        return files.newest(self.folder)
+        return next(filter(fits, self.whole()), None)
 
     def save(
         self,

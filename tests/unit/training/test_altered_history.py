@@ -62,6 +62,27 @@ def test_an_unfinished_one_goes_on_from_where_it_is_whole(
 
 
 @pytest.mark.usefixtures("stoppable")
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_other_codes_are_gone_on_from_where_they_are_whole(
+    tmp_path: Path, prepared: Prepared, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `resume.across_code`; the history lies beside the other code's checkpoints."""
+    whole = job(tmp_path / "whole", prepared)
+    fit(whole)
+    stopped = job(tmp_path / "parts", prepared, stop_in(15))
+    with pytest.raises(Stopped):
+        fit(stopped)
+    DAMAGE[damage](stopped.store.history)
+    from stages.runtime import stopping
+
+    stopping._state.requested = False
+    changed = toy.job(tmp_path / "parts", prepared, store=Store("toy", "parts", "d", across_code=True))
+    fit(changed)
+    assert "warning: toy: does not go on from step 15: " in capsys.readouterr().out
+    assert toy.result(changed) == toy.result(whole)
+
+
+@pytest.mark.usefixtures("stoppable")
 def test_damaged_checkpoints_that_the_newest_one_needs_cost_nothing(
     tmp_path: Path, prepared: Prepared, capsys: pytest.CaptureFixture[str]
 ) -> None:
