@@ -6,6 +6,7 @@ with its SHA-256: without that file it counts as unfinished. `copies/` holds a s
 """
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from stages.runtime.progress import say
 KEPT_TOO = ("best_step", "anchor_step")
 """What a checkpoint names that is kept with it."""
 
-COPIES = "copies"
+COPIES, HISTORY = "copies", "history"
+"""Folders beside the checkpoints: of second copies, and of the history of the unfinished run."""
 
 _NAME = re.compile(r"step-([0-9]{9,})\.pt")
 _warned: set[str] = set()
@@ -54,11 +56,13 @@ def describe(path: Path) -> dict[str, Any]:
     Raises `BadData` when the file is no checkpoint of Shipway.
     """
     try:
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        meta = dict(payload["meta"])
+        path.open("rb").close()
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises many types for a file that is no checkpoint.
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Torch's, of what else the file may be.
+            meta = dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["meta"])
+    except Exception as error:  # torch raises many types for a file that is no checkpoint, or is cut off.
         raise BadData(f"{path} is no checkpoint of Shipway ({type(error).__name__})") from None
     intact = None
     if path.with_suffix(".json").is_file():
@@ -175,7 +179,11 @@ def read_whole(path: Path) -> Saved | None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a kill left half-written, with a warning."""
+    """Removes what a kill left half-written, and a file where a folder must be, with a warning."""
+    for name in (COPIES, HISTORY):
+        if (folder / name).is_file():
+            say(f"warning: {folder / name} must be a folder; the file is removed")
+            (folder / name).unlink()
     for path in (*folder.glob(".step-*.tmp"), *folder.glob(f"{COPIES}/.step-*.tmp")):
         say(f"warning: {path} was not written to its end; removed")
         path.unlink(missing_ok=True)

@@ -73,7 +73,7 @@ class Store:
     @property
     def history(self) -> Path:
         """Where the history of the unfinished run grows."""
-        return self.folder / "history"
+        return self.folder / files.HISTORY
 
     @property
     def finished(self) -> bool:

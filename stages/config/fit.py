@@ -180,6 +180,8 @@ class Fit(Section):
         self._belong("schedule", ("reduce_on_plateau",), "plateau")
         if not self.clip and self.clip_norm is None:
             raise ValueError("clip: false needs a clip_norm to watch; set clip_norm, or clip: true")
+        if self.clip_norm is None and "clip_after_steps" in self.recovery.model_fields_set:
+            raise ValueError("recovery.clip_after_steps watches clip_norm, which is null; set it, or leave this out")
         self._fit_into_epochs()
         return self
 

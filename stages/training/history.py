@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages.runtime.exits import DiskFault
 from stages.runtime.files import read_json, sha256_bytes, write_bytes, write_json
 from stages.training.layers import LayerNorms
 from stages.training.ranks import Ranks
@@ -93,11 +94,12 @@ class NonFinite(Exception):
         super().__init__(f"{what} at step {step}")
 
 
-class AlteredHistory(Exception):
+class AlteredHistory(DiskFault):
     """A file of the working history is missing, or not as it was written."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is missing or was altered")
+        self.what = f"{path} is missing or was altered"
+        super().__init__(f"{self.what}; run again: the training goes on from where its history is whole")
 
 
 class History:

@@ -93,6 +93,16 @@ def _require_effect(job: Job, total_steps: int) -> None:
         raise BadParams(f"{job.name}: ema.start_step must be below the {total_steps} steps of the training")
     if settings.cycles is not None and settings.cycles > total_steps:
         raise BadParams(f"{job.name}: cycles must be at most the {total_steps} steps of the training")
+    if settings.switch_share is not None and not 0 < round(total_steps * settings.switch_share) < total_steps:
+        raise BadParams(
+            f"{job.name}: switch_share {settings.switch_share:g} leaves one of the two optimizers none of the "
+            f"{total_steps} steps; choose one between, or train with the other alone"
+        )
+    if not settings.clip and settings.recovery.clip_after_steps > total_steps:
+        raise BadParams(
+            f"{job.name}: recovery.clip_after_steps must be at most the {total_steps} steps of the training, or "
+            f"clipping is never switched on; got {settings.recovery.clip_after_steps}"
+        )
 
 
 def _example(job: Job) -> Tensor:

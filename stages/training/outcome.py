@@ -127,7 +127,7 @@ def _published(job: Job, saved: Saved) -> bool:
     try:
         require_intact(job.store.history, saved.payload["progress"]["position"], ended=True)
     except AlteredHistory as error:
-        say(f"warning: {job.name}: ended before, but is trained again: {error}")
+        say(f"warning: {job.name}: ended before, but is trained again: {error.what}")
         return False
     return True
 

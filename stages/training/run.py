@@ -21,6 +21,7 @@ from stages.training.history import (
     Step,
     copy_published,
     read_rows,
+    require_intact,
 )
 from stages.training.job import Fitted, Job
 from stages.training.machinery import Machinery
@@ -235,9 +236,12 @@ class Run:
     def finish(self, status: str, reason: str, *, lost: bool = False) -> Fitted:
         """Publishes the history, marks the run as ended, and leaves the best weights in the module.
 
+        Raises `AlteredHistory`, and publishes nothing, where somebody changed what was recorded.
+
         `lost`: the present weights are bad; the best ones are saved in their place.
         """
         self.saver.wait()
+        require_intact(self.history.folder, self.history.position())
         if lost:
             take(self.job, self.best)
             self.condition.skipped = sum(row["skipped"] for row in read_rows(self.history.folder / STEPS))

@@ -35,7 +35,7 @@ def starting_point(job: Job) -> Saved | None:
         try:
             require_intact(job.store.history, saved.payload["progress"]["position"])
         except AlteredHistory as error:
-            say(f"warning: {job.name}: does not go on from step {saved.step}: {error}")
+            say(f"warning: {job.name}: does not go on from step {saved.step}: {error.what}")
             return False
         return True
 

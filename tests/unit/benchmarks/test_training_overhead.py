@@ -116,7 +116,7 @@ def test_a_loop_that_ends_early_is_an_error() -> None:
 def test_both_kinds_of_save_are_timed(case: Case, tmp_path: Path) -> None:
     figures = training_overhead.save_stall(case, case.module, 3, tmp_path)
     assert all(figures[name] > 0 for name in ("save_stall_ratio", "save_stall_ms", "save_waited_ms"))
-    saved = sorted(path.name for path in (tmp_path / "state").rglob("step-*.pt"))
+    saved = sorted({path.name for path in (tmp_path / "state").rglob("step-*.pt")})
     assert saved == [f"step-{step:09d}.pt" for step in (0, 6, 7, 8)]  # All 2 x 4 wrote one; 0 is the best so far.
     json.dumps(figures)
 

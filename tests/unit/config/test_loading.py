@@ -72,6 +72,11 @@ def test_a_fault_names_path_rule_and_value(key: str, value: Any, said: list[str]
         assert words in line
 
 
+def test_a_rule_that_watches_what_is_switched_off_is_refused() -> None:
+    (line,) = faults({"train.clip_norm": None, "train.recovery": {"clip_after_steps": 10}})
+    assert "recovery.clip_after_steps watches clip_norm, which is null" in line
+
+
 def test_a_missing_section_is_named() -> None:
     values = read_yaml(SHIPPED)
     del values["prune"]

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as functional
+from torch import Tensor
 
 from stages.checkpoints.store import Store
 from stages.data.prepared import Prepared
-from stages.runtime.exits import Stopped
+from stages.runtime.exits import DiskFault, Stopped
 from stages.training.fit import fit
 from stages.training.job import Job
 from tests.unit.training import toy
@@ -80,6 +82,54 @@ def test_other_codes_are_gone_on_from_where_they_are_whole(
     fit(changed)
     assert "warning: toy: does not go on from step 15: " in capsys.readouterr().out
     assert toy.result(changed) == toy.result(whole)
+
+
+WHILE = {
+    "a file altered": DAMAGE["a file altered"],
+    "a file cut": DAMAGE["a file cut"],
+    "no JSON": lambda history: (history / "epochs.jsonl").write_text("{" * 2000),
+}
+
+
+@pytest.mark.parametrize("damage", WHILE)
+@pytest.mark.parametrize("then", ["the end", "a rollback"])
+def test_what_is_altered_while_the_training_runs_is_never_published(
+    tmp_path: Path, prepared: Prepared, damage: str, then: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = job(tmp_path / "whole", prepared)
+    fit(whole)
+    calls = 0
+
+    def loss(logits: Tensor, labels: Tensor, _raw: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 40:
+            WHILE[damage](damaged.store.history)
+        return functional.cross_entropy(logits, labels) * (float("nan") if calls == 42 and then != "the end" else 1.0)
+
+    recovery = {"recovery": {"max_rollbacks": 1}}
+    damaged = toy.job(tmp_path / "parts", prepared, loss=loss, settings=recovery, store=Store("toy", "parts", "c"))
+    with pytest.raises(DiskFault, match=r"history/.*jsonl is missing or was altered; run again"):
+        fit(damaged)
+    assert not (damaged.history / "meta.json").exists()
+    again = toy.job(tmp_path / "parts", prepared, settings=recovery, store=Store("toy", "parts", "c"))
+    assert not fit(again).reused
+    assert toy.result(again) == toy.result(whole)
+
+
+def test_files_where_folders_must_be_are_removed(
+    tmp_path: Path, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = job(tmp_path / "a", prepared)
+    fit(first)
+    expected = toy.result(first)
+    for name in ("copies", "history"):
+        shutil.rmtree(first.store.folder / name, ignore_errors=True)
+        (first.store.folder / name).write_text("in the way")
+    again = job(tmp_path / "a", prepared)
+    assert not fit(again).reused
+    assert capsys.readouterr().out.count("must be a folder; the file is removed") == 2
+    assert toy.result(again) == expected
 
 
 @pytest.mark.usefixtures("stoppable")

@@ -174,6 +174,25 @@ def test_a_failing_network_is_one_clear_sentence(
         fit(toy.job(tmp_path, prepared, Failing(error)))
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"schedule": "cosine_restarts", "cycles": 25}, "cycles must be at most the 24 steps"),
+        ({"ema": {"start_step": 24}}, "ema.start_step must be below the 24 steps"),
+        ({"optimizer": "adam_then_sgd", "switch_share": 0.999}, "none of the 24 steps"),
+        ({"optimizer": "adam_then_sgd", "switch_share": 0.001}, "none of the 24 steps"),
+        ({"clip": False}, "recovery.clip_after_steps must be at most the 24 steps"),
+        ({"reestimate_batchnorm": True}, "the network has no BatchNorm"),
+    ],
+)
+def test_what_would_do_nothing_here_is_refused(
+    tmp_path: Path, prepared: Prepared, settings: dict[str, object], said: str
+) -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(6, toy.CLASSES))
+    with pytest.raises(BadParams, match=said):
+        fit(toy.job(tmp_path, prepared, plain, settings=settings))
+
+
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), FileNotFoundError("x"), DiskFault("full")])
 def test_a_fault_of_the_system_is_not_the_network_s(tmp_path: Path, prepared: Prepared, error: Exception) -> None:
     with pytest.raises(type(error)) as caught:

@@ -23,12 +23,9 @@ from tests.unit.training import ranked, toy
 def start(folder: Path, kind: str) -> list["subprocess.Popen[str]"]:
     (folder / f"meeting-{kind}").unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.unit.training.ranked", str(folder)]
-    return [
-        subprocess.Popen(
-            [*command, str(rank), "2", kind], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in (0, 1)
-    ]
+    env = os.environ | {"SHIPWAY_STATE": str(folder / "state")}
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return [subprocess.Popen([*command, str(rank), "2", kind], cwd=ROOT, env=env, **out) for rank in (0, 1)]
 
 
 def ended(processes: list["subprocess.Popen[str]"]) -> tuple[list[int], list[str]]:
@@ -46,6 +43,16 @@ def together(folder: Path, kind: str = "plain") -> list[dict[str, Any]]:
     return results(folder)
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What both ranks of an unbroken training end in."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    toy.prepare(folder / "data")
+    first, second = together(folder)
+    assert first == second
+    return first
+
+
 def alone(folder: Path) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     job = toy.job(folder / "alone", Prepared.open(folder / "data"), ranked.network())
     fit(job)
@@ -61,17 +68,17 @@ def test_parts_of_a_window_hold_each_sample_once() -> None:
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_two_ranks_agree_and_differ_from_one_by_rounding(tmp_path: Path, prepared: Prepared) -> None:
-    first, second = together(tmp_path)
-    assert first == second
+def test_two_ranks_agree_and_differ_from_one_by_rounding(
+    tmp_path: Path, prepared: Prepared, unbroken: dict[str, Any]
+) -> None:
     assert prepared.folder == tmp_path / "data"
     _, expected = alone(tmp_path)
-    rows = [json.loads(line) for line in first["steps.jsonl"].splitlines()]
+    rows = [json.loads(line) for line in unbroken["steps.jsonl"].splitlines()]
     assert [row["step"] for row in rows] == [row["step"] for row in expected]
     for row, wanted in zip(rows, expected, strict=True):
         assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
         assert row["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
-    epochs = [json.loads(line) for line in first["epochs.jsonl"].splitlines()]
+    epochs = [json.loads(line) for line in unbroken["epochs.jsonl"].splitlines()]
     assert sum(map(sum, epochs[0]["train_confusion"])) == 46
 
 
@@ -87,12 +94,14 @@ def test_one_rank_without_memory_makes_both_take_less(tmp_path: Path, prepared: 
     assert rows[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=1e-3)
 
 
-def test_killed_ranks_go_on_together_and_end_in_the_same(tmp_path: Path, prepared: Prepared) -> None:
+def test_killed_ranks_go_on_together_and_end_in_the_same(
+    tmp_path: Path, prepared: Prepared, unbroken: dict[str, Any]
+) -> None:
     assert prepared.folder == tmp_path / "data"
     processes = start(tmp_path, "slow")
     saved = tmp_path / "state"
-    deadline = time.monotonic() + 60
-    while len(list(saved.rglob("step-*.json"))) < 4:  # Both have ended their first epoch.
+    deadline = time.monotonic() + 120
+    while len(list(saved.glob("checkpoints/*/*/*/step-*.json"))) < 4:  # Both have ended their first epoch.
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(processes[1].pid, signal.SIGKILL)
@@ -101,14 +110,12 @@ def test_killed_ranks_go_on_together_and_end_in_the_same(tmp_path: Path, prepare
     assert "another process of this training is gone" in said[0]
     without_the_newest_in_common(saved)
     first, second = together(tmp_path, "slow")
-    assert first == second
-    other = tmp_path / "unbroken"
-    toy.prepare(other / "data")
-    os.environ["SHIPWAY_STATE"] = str(other / "state")  # The fixture puts it back.
-    assert together(other, "slow")[0] == first
+    assert first == second == unbroken
 
 
-def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(tmp_path: Path, prepared: Prepared) -> None:
+def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(
+    tmp_path: Path, prepared: Prepared, unbroken: dict[str, Any]
+) -> None:
     """Both checkpoints are of the same step: one rank would validate, and wait for ever for the other one."""
     steps = len(window_sizes(len(prepared.indices("train")), 8))
     codes, said = ended(start(tmp_path, "last"))
@@ -117,7 +124,7 @@ def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(tmp_path: 
     folder = next(path.parent for path in (tmp_path / "state").rglob(f"step-{steps:09d}.pt"))
     before = {path.name: path.read_bytes() for path in folder.glob(f"step-{steps:09d}.*")}
     processes = start(tmp_path, "slow")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     after = folder / f"step-{steps:09d}.json"
     while not after.is_file() or after.read_bytes() == before[after.name]:
         assert time.monotonic() < deadline
@@ -128,16 +135,12 @@ def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(tmp_path: 
     for name, content in before.items():
         (folder / name).write_bytes(content)
     first, second = together(tmp_path)
-    assert first == second
-    other = tmp_path / "unbroken"
-    toy.prepare(other / "data")
-    os.environ["SHIPWAY_STATE"] = str(other / "state")  # The fixture puts it back.
-    assert together(other)[0] == first
+    assert first == second == unbroken
 
 
 def without_the_newest_in_common(state: Path) -> None:
     """As where one rank's newest checkpoint was not due, and the other one has dropped it for a newer one."""
-    folders = {path.parent for path in state.rglob("step-*.pt")}
+    folders = {path.parent for path in state.rglob("history")}
     first, second = ({path.stem: path for path in folder.glob("step-*.pt")} for folder in folders)
     newest = max(first.keys() & second.keys())
     for suffix in (".json", ".pt"):
