@@ -95,11 +95,18 @@ def workspace(tmp_path: Path) -> Workspace:
     return make_workspace(tmp_path)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes, one takes a file whole; and one takes all files that need the Prefect server."""
+    """Of several processes, one takes a file whole; and one takes all tests that need the Prefect server."""
     for item in items:
         served = "prefect_server" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("prefect" if served else item.location[0]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """pytest-xdist 3.8 loses its groups silently with pytest 9.2: each test then goes anywhere, and makes all anew."""
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist does not see the groups of tests; install pytest as in constraints.txt")
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
