@@ -19,7 +19,8 @@ class Quantize(Section):
     min_speedup: Positive = 1.1
     """Least speed-up over float at batch 1 (median over alternating rounds).
 
-    A decision, once made on a device, is kept until another choice is 10% better, so that runs repeat each other.
+    A decision, once made on a device, is kept until another choice is 10% better, three times measured, so that runs
+    repeat each other.
     """
 
     calibration: Literal["minmax", "moving_average", "percentile", "entropy"] = "minmax"

@@ -1,6 +1,6 @@
 """Chooses between the float model and its INT8 candidates: validation selects, test confirms, the clock decides."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -159,25 +159,37 @@ def _choose(task: Task, trials: list[Trial]) -> Decision:
     names = [FLOAT, *standing]
     sample = task.prepared.read(task.prepared.indices("val")[:1])
     paths = {name: task.file(name) for name in names}
-    timings = latency(paths, sample, task.threads, task.settings.repeats, task.settings.warmup)
-    name, kept = fastest(task, timings)
+
+    def measure() -> dict[str, Latency]:
+        return latency(paths, sample, task.threads, task.settings.repeats, task.settings.warmup)
+
+    timings = measure()
+    name, kept = fastest(task, timings, measure)
     because = reason(name, task.settings)
     decision = Decision(FLOAT, None, because) if name == FLOAT else _confirm(task, name, because)
     decision.timings, decision.kept = timings, kept
     return decision
 
 
-def fastest(task: Task, timings: Mapping[str, Latency]) -> tuple[str, bool]:
+def fastest(
+    task: Task, timings: Mapping[str, Latency], again: Callable[[], Mapping[str, Latency]] | None = None
+) -> tuple[str, bool]:
     """The sticky choice by latency relative to float, and whether it is a former one that was kept.
 
-    INT8 carries the factor by which it must be faster.
+    INT8 carries the factor by which it must be faster. `again` measures once more, before a former choice is given up.
     """
-    factor = task.settings.min_speedup
-    costs = {name: factor / taken.speedup_over(timings[FLOAT]) for name, taken in timings.items() if name != FLOAT}
-    if task.settings.fixed is None:
-        costs[FLOAT] = 1.0  # Last: at a tie INT8 is exactly as fast as it must be.
-    name, kept = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs})
+    costs = _costs(task.settings, timings)
+    more = None if again is None else lambda: _costs(task.settings, again())
+    name, kept = decisions.stick(STAGE, decision_key(task), costs, {name: name for name in costs}, more)
     return str(name), kept
+
+
+def _costs(settings: Quantize, timings: Mapping[str, Latency]) -> dict[str, float]:
+    factor = settings.min_speedup
+    costs = {name: factor / taken.speedup_over(timings[FLOAT]) for name, taken in timings.items() if name != FLOAT}
+    if settings.fixed is None:
+        costs[FLOAT] = 1.0  # Last: at a tie INT8 is exactly as fast as it must be.
+    return costs
 
 
 def reason(name: str, settings: Quantize) -> str:

@@ -3,7 +3,8 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from stages.runtime.files import canonical_json, read_json, sha256_bytes, write_
 
 MIN_GAIN = 0.10
 """A new choice replaces the kept one only for a gain above this share."""
+
+CONFIRMATIONS = 2
+"""So many times more is measured before a former choice is given up: a busy moment alone must not overturn it."""
 
 
 def device_key() -> dict[str, Any]:
@@ -59,17 +63,29 @@ def keep(stage: str, key: Mapping[str, Any], choice: Any, evidence: Mapping[str,
     write_json(path_of(stage, key), {"key": dict(key), "choice": choice, "evidence": dict(evidence)})
 
 
-def stick(stage: str, key: Mapping[str, Any], cost: Mapping[str, float], values: Mapping[str, Any]) -> tuple[Any, bool]:
+def stick(
+    stage: str,
+    key: Mapping[str, Any],
+    cost: Mapping[str, float],
+    values: Mapping[str, Any],
+    again: Callable[[], Mapping[str, float]] | None = None,
+) -> tuple[Any, bool]:
     """Chooses among measured candidates, and keeps a former choice unless another is more than 10% cheaper.
 
-    `cost` maps candidate names to a measured cost (lower is better), `values` the same names to what is chosen.
-    Returns the chosen value and whether it is the former one.
+    `cost` maps candidate names to a measured cost (lower is better), `values` the same names to what is chosen. `again`
+    measures once more: then the same other candidate must be so much cheaper every time. Returns the chosen value and
+    whether it is the former one.
     """
     best = min(cost, key=lambda name: cost[name])
     former = recall(stage, key)
-    if former is not None:
-        for name, value in values.items():
-            if value == former["choice"] and name in cost and cost[best] > cost[name] * (1.0 - MIN_GAIN):
-                return value, True
+    own = next((name for name, value in values.items() if former is not None and value == former["choice"]), None)
+    if own is not None and own in cost:
+        more = (again() for _ in range(CONFIRMATIONS)) if again else ()
+        if not all(_worse(one, own, best) for one in chain([cost], more)):  # Measures no more than it must.
+            return values[own], True
     keep(stage, key, values[best], {"cost": dict(cost), "best": best})
     return values[best], False
+
+
+def _worse(cost: Mapping[str, float], name: str, than: str) -> bool:
+    return cost[than] <= cost[name] * (1.0 - MIN_GAIN)
