@@ -236,9 +236,8 @@ class Run:
     def finish(self, status: str, reason: str, *, lost: bool = False) -> Fitted:
         """Publishes the history, marks the run as ended, and leaves the best weights in the module.
 
-        Raises `AlteredHistory`, and publishes nothing, where somebody changed what was recorded.
-
-        `lost`: the present weights are bad; the best ones are saved in their place.
+        `lost`: the present weights are bad; the best ones are saved in their place. Raises `AlteredHistory`, and
+        publishes nothing, where somebody changed what was recorded.
         """
         self.saver.wait()
         require_intact(self.history.folder, self.history.position())

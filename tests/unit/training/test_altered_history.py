@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch.nn.functional as functional
+import torch.nn.functional as F
 from torch import Tensor
 
 from stages.checkpoints.store import Store
 from stages.data.prepared import Prepared
+from stages.runtime import stopping
 from stages.runtime.exits import DiskFault, Stopped
 from stages.training.fit import fit
 from stages.training.job import Job
@@ -54,8 +55,6 @@ def test_an_unfinished_one_goes_on_from_where_it_is_whole(
     with pytest.raises(Stopped):
         fit(stopped)
     DAMAGE[damage](stopped.store.history)
-    from stages.runtime import stopping
-
     stopping._state.requested = False
     again = job(tmp_path / "parts", prepared)
     fit(again)
@@ -75,8 +74,6 @@ def test_other_codes_are_gone_on_from_where_they_are_whole(
     with pytest.raises(Stopped):
         fit(stopped)
     DAMAGE[damage](stopped.store.history)
-    from stages.runtime import stopping
-
     stopping._state.requested = False
     changed = toy.job(tmp_path / "parts", prepared, store=Store("toy", "parts", "d", across_code=True))
     fit(changed)
@@ -94,7 +91,7 @@ WHILE = {
 @pytest.mark.parametrize("damage", WHILE)
 @pytest.mark.parametrize("then", ["the end", "a rollback"])
 def test_what_is_altered_while_the_training_runs_is_never_published(
-    tmp_path: Path, prepared: Prepared, damage: str, then: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, prepared: Prepared, damage: str, then: str
 ) -> None:
     whole = job(tmp_path / "whole", prepared)
     fit(whole)
@@ -105,7 +102,7 @@ def test_what_is_altered_while_the_training_runs_is_never_published(
         calls += 1
         if calls == 40:
             WHILE[damage](damaged.store.history)
-        return functional.cross_entropy(logits, labels) * (float("nan") if calls == 42 and then != "the end" else 1.0)
+        return F.cross_entropy(logits, labels) * (float("nan") if calls == 42 and then != "the end" else 1.0)
 
     recovery = {"recovery": {"max_rollbacks": 1}}
     damaged = toy.job(tmp_path / "parts", prepared, loss=loss, settings=recovery, store=Store("toy", "parts", "c"))
@@ -146,8 +143,6 @@ def test_damaged_checkpoints_that_the_newest_one_needs_cost_nothing(
     assert len(older) > 1
     for path in older:
         same_length(path)
-    from stages.runtime import stopping
-
     stopping._state.requested = False
     again = job(tmp_path / "parts", prepared)
     fit(again)

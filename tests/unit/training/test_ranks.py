@@ -121,19 +121,19 @@ def test_ranks_that_saved_on_two_sides_of_a_validation_go_on_together(
     codes, said = ended(start(tmp_path, "last"))
     assert codes == [75, 75], said
     assert all(f"stopped on request after step {steps} of" in one for one in said), said
-    folder = next(path.parent for path in (tmp_path / "state").rglob(f"step-{steps:09d}.pt"))
-    before = {path.name: path.read_bytes() for path in folder.glob(f"step-{steps:09d}.*")}
+    seals = list((tmp_path / "state").glob(f"checkpoints/*/*/*/step-{steps:09d}.json"))
+    before = {path: path.read_bytes() for seal in seals for path in (seal, seal.with_suffix(".pt"))}
+    assert len(before) == 4
     processes = start(tmp_path, "slow")
     deadline = time.monotonic() + 120
-    after = folder / f"step-{steps:09d}.json"
-    while not after.is_file() or after.read_bytes() == before[after.name]:
+    while any(not seal.is_file() or seal.read_bytes() == before[seal] for seal in seals):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     for process in processes:
         process.kill()
     ended(processes)
-    for name, content in before.items():
-        (folder / name).write_bytes(content)
+    for path in (seals[0], seals[0].with_suffix(".pt")):
+        path.write_bytes(before[path])
     first, second = together(tmp_path)
     assert first == second == unbroken
 
